@@ -1,0 +1,169 @@
+"""What a stage promises: its dimensions, inputs, outputs, tolerances and the bytes it cannot avoid.
+
+Pure data: nothing here imports a tensor library, so a plan can be made on a machine without one.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Shape = Mapping[str, int]
+
+#: Bytes of one element. `tf32` is stored as fp32 whose values need no more than tf32's ten fraction bits.
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8}
+#: The dtypes a case can have: that of the stage's streams.
+STREAM_DTYPES = ("bf16", "fp16", "fp32")
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Independent normal values; with several deviations, rows of the first dimension take them in turn."""
+
+    std: float | tuple[float, ...] = 1.0
+    mean: float = 0.0
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Independent values, uniform in [low, high)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output.
+
+    shape         dimensions separated by blanks; each a product or sum of the stage's dims: `"T n*n+2*n"`
+    dtype         `stream` (the dtype of the case) or a fixed one of ITEM_BYTES
+    values        how inputs are drawn; outputs have none
+    differentiable  whether the backward pass owes (inputs) or receives (outputs) a gradient
+    """
+
+    shape: str
+    dtype: str = "stream"
+    values: Normal | Uniform = field(default_factory=Normal)
+    differentiable: bool = True
+
+    def sizes(self, shape: Shape) -> tuple[int, ...]:
+        """Concrete sizes for `shape`. Fails: KeyError for a dim that `shape` lacks."""
+        return tuple(_evaluate(part, shape) for part in self.shape.split())
+
+    def elements(self, shape: Shape) -> int:
+        """Number of elements for `shape`."""
+        return math.prod(self.sizes(shape))
+
+    def item_dtype(self, dtype: str) -> str:
+        """The concrete dtype in a case of dtype `dtype`."""
+        return dtype if self.dtype == "stream" else self.dtype
+
+    def nbytes(self, shape: Shape, dtype: str) -> int:
+        """Bytes of the whole tensor in a case of dtype `dtype`."""
+        return self.elements(shape) * ITEM_BYTES[self.item_dtype(dtype)]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may lie from the fp64 reference.
+
+    relative_l2   bound on ||out - ref||_2 / ||ref||_2
+    elementwise   bound on |out - ref| / (|ref| + scale) at every element, where scale is the reference's root mean
+                  square: an absolute allowance for elements near zero, a relative one for large ones
+    """
+
+    relative_l2: float
+    elementwise: float
+
+
+@dataclass(frozen=True)
+class CompulsoryBytes:
+    """The fewest bytes a pass can move: what it must read, what it must write."""
+
+    read_bytes: int
+    write_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both directions together, in bytes."""
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The contract that every implementation of a stage is checked against.
+
+    dims           names of the dimensions; the first one (`T`) counts independent tokens, so a check may use fewer
+    inputs         in the order of the implementation's arguments
+    outputs        in the order of the implementation's results
+    params         keyword arguments with their defaults
+    tolerances     per case dtype, per output; an output missing here takes the entry named `*`
+    supports       allowed values of a dim where not every positive number is meant
+    backward_reads inputs and outputs that the backward pass must read besides the incoming gradients
+    source         where the definition stands
+    """
+
+    dims: tuple[str, ...]
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    tolerances: Mapping[str, Mapping[str, Tolerance]]
+    source: str
+    params: Mapping[str, float | int] = field(default_factory=dict)
+    supports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    backward_reads: tuple[str, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Case dtypes that make sense: all when the stage has streams, else fp32 alone."""
+        tensors = (*self.inputs.values(), *self.outputs.values())
+        return STREAM_DTYPES if any(t.dtype == "stream" for t in tensors) else ("fp32",)
+
+    def tolerance(self, dtype: str, output: str) -> Tolerance:
+        """The bound for one output in a case of dtype `dtype`."""
+        of_dtype = self.tolerances[dtype]
+        return of_dtype.get(output, of_dtype["*"]) if "*" in of_dtype else of_dtype[output]
+
+    def compulsory(self, shape: Shape, dtype: str, pass_: str = "forward") -> CompulsoryBytes:
+        """Each declared input read once and each output written once; backward from the declared needs."""
+        forward = CompulsoryBytes(
+            sum(t.nbytes(shape, dtype) for t in self.inputs.values()),
+            sum(t.nbytes(shape, dtype) for t in self.outputs.values()),
+        )
+        if pass_ == "forward":
+            return forward
+        tensors = {**self.inputs, **self.outputs}
+        needed = [tensors[name] for name in self.backward_reads]
+        cotangents = [t for t in self.outputs.values() if t.differentiable]
+        gradients = [t for t in self.inputs.values() if t.differentiable]
+        backward = CompulsoryBytes(
+            sum(t.nbytes(shape, dtype) for t in (*needed, *cotangents)),
+            sum(t.nbytes(shape, dtype) for t in gradients),
+        )
+        if pass_ == "backward":
+            return backward
+        return CompulsoryBytes(
+            forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes
+        )
+
+
+def _evaluate(expression: str, shape: Shape) -> int:
+    """Value of a dimension such as `n*n+2*n`: names, whole numbers, +, - and *."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.Name(id=name):
+                return shape[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return int(_OPERATORS[type(op)](value(left), value(right)))
+            case _:
+                raise ValueError(f"dimension {expression!r}: only names, whole numbers, +, - and * are allowed")
+
+    return value(ast.parse(expression, mode="eval").body)

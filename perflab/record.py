@@ -1,0 +1,153 @@
+"""The documented shape of a record: one measured case, one JSON line.
+
+Stored units: seconds, bytes, bytes per second, and 1. Observations only; medians, ratios and verdicts are derived on
+reading (`perflab.analyse`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+SCHEMA_VERSION = 1
+
+Status = Literal["passed", "wrong", "failed", "skipped"]
+Execution = Literal["native", "interpreted", "emulated"]
+Source = Literal["dispatch", "compiler", "interpreted", "counter"]
+
+
+class Strict(BaseModel):
+    """A frozen model that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reason(Strict):
+    """Why a case did not pass: a stable code for programs, a sentence for people."""
+
+    code: str
+    text: str
+
+
+class OutputError(Strict):
+    """The error of one output against the fp64 reference, the worst over all draws."""
+
+    max_abs_error: float
+    relative_l2_error: float
+    elementwise_error: float
+    tolerance_l2: float
+    tolerance_elementwise: float
+
+
+class Accuracy(Strict):
+    """How right the case is: the worst output first, each output by name, and what was checked.
+
+    `shape` is the checked shape: a case that is interpreted or emulated is checked on fewer tokens than it declares.
+    """
+
+    max_abs_error: float
+    relative_l2_error: float
+    tolerance: float
+    outputs: dict[str, OutputError]
+    shape: dict[str, int]
+    draws: int
+    deterministic: bool
+
+
+class Latency(Strict):
+    """Seconds per call, one number per sample; raw, in the order taken.
+
+    cold         whether the caches were flushed before each sample
+    iterations   calls per sample; a sample is the span divided by it
+    block_starts index of the first sample of each block (blocks of the implementations of one group alternate)
+    """
+
+    samples_s: list[float]
+    iterations: int
+    block_starts: list[int]
+    cold: bool
+    timer: str
+    stop_reason: Literal["half_width", "samples", "time_limit"]
+    discarded: int
+
+
+class Bytes(Strict):
+    """Bytes read and bytes written."""
+
+    read_bytes: int
+    write_bytes: int
+
+
+class Traffic(Strict):
+    """Bytes that one call moves, by one source; `detail` says what the source can tell besides."""
+
+    source: Source
+    read_bytes: int
+    write_bytes: int
+    launches: int
+    collector: str
+    detail: dict[str, Any] = {}
+
+
+class Memory(Strict):
+    """Bytes kept for backward, and the high-water mark of live bytes."""
+
+    saved_bytes: int | None = None
+    peak_bytes: int | None = None
+    source: str
+
+
+class KernelReport(Strict):
+    """What the compiler says of one kernel."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+class Compile(Strict):
+    """Compilation of the case for `target`; present whenever the compiler ran, even where the case cannot run."""
+
+    seconds: float
+    target: str
+    kernels: list[KernelReport] = []
+
+
+class Record(Strict):
+    """One case of one run. Accuracy, latency, traffic and memory exist exactly when `status` is `passed`."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    case_id: str
+    stage: str
+    implementation: str
+    toolkit: str
+    pass_: str
+    shape: dict[str, int]
+    dtype: str
+    device: str
+    status: Status
+    reason: Reason | None = None
+    execution: Execution | None = None
+    accuracy: Accuracy | None = None
+    latency: Latency | None = None
+    compulsory: Bytes | None = None
+    traffic: list[Traffic] = []
+    memory: Memory | None = None
+    compile: Compile | None = None
+    warnings: list[str] = []
+
+    @model_validator(mode="after")
+    def _numbers_exist_exactly_when_passed(self) -> Record:
+        measured = self.accuracy or self.latency or self.traffic or self.memory
+        if self.status == "passed" and not self.accuracy:
+            raise ValueError("a passed record needs its accuracy")
+        if self.status != "passed" and measured:
+            raise ValueError(f"a {self.status} record carries no measurements")
+        if (self.status == "passed") == (self.reason is not None):
+            raise ValueError("a reason is given exactly when the case did not pass")
+        if self.latency and self.execution != "native":
+            raise ValueError("only native cases carry a latency")
+        return self
