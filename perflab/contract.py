@@ -147,9 +147,7 @@ class Stage:
         )
         if pass_ == "backward":
             return backward
-        return CompulsoryBytes(
-            forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes
-        )
+        return CompulsoryBytes(forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes)
 
 
 def _evaluate(expression: str, shape: Shape) -> int:

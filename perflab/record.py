@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 
 Status = Literal["passed", "wrong", "failed", "skipped"]
 Execution = Literal["native", "interpreted", "emulated"]
+StopReason = Literal["half_width", "samples", "time_limit"]
 Source = Literal["dispatch", "compiler", "interpreted", "counter"]
 
 
 class Strict(BaseModel):
     """A frozen model that refuses unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True)
 
 
 class Reason(Strict):
@@ -68,7 +69,7 @@ class Latency(Strict):
     block_starts: list[int]
     cold: bool
     timer: str
-    stop_reason: Literal["half_width", "samples", "time_limit"]
+    stop_reason: StopReason
     discarded: int
 
 
@@ -124,7 +125,7 @@ class Record(Strict):
     stage: str
     implementation: str
     toolkit: str
-    pass_: str
+    pass_: str = Field(alias="pass")
     shape: dict[str, int]
     dtype: str
     device: str

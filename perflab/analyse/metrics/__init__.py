@@ -1,0 +1,1 @@
+"""One derived column per file; see the folder's README for how to add one."""

@@ -1,0 +1,14 @@
+"""Compulsory bytes over median latency: what a perfect implementation would need to move in that time."""
+
+from perflab.analyse.context import Context
+from perflab.analyse.stats import median
+from perflab.record import Record
+
+UNIT, KIND, BETTER = "B/s", "sampled", "higher"
+
+
+def effective_bandwidth(record: Record, context: Context) -> float | None:  # noqa: ARG001
+    """Comparable between implementations, whatever bytes they really move."""
+    if record.latency is None or record.compulsory is None:
+        return None
+    return (record.compulsory.read_bytes + record.compulsory.write_bytes) / median(record.latency.samples_s)

@@ -1,0 +1,1 @@
+"""One file per command; each is called from the command line only."""

@@ -1,0 +1,125 @@
+"""`perflab run suite` and `perflab run case`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perflab import store
+from perflab import suite as suites
+from perflab.commands import common
+from perflab.errors import Exit, Interrupted, PerflabError
+from perflab.plan import make_plan
+from perflab.present.progress import RunProgress
+from perflab.record import Record
+from perflab.run import Order, execute
+
+#: Sizes of `run case` where -p gives none.
+DEFAULT_SIZES = {"T": 2048, "n": 4, "C": 2560}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line chose, the same for every way to run."""
+
+    only: Sequence[str]
+    device: str
+    kernels: Sequence[Path]
+    results: Path | None
+    workspace: Path | None
+    format: str
+    quiet: bool
+
+
+def suite(name: str, choice: Choice) -> int:
+    """Run a suite of the workspace. Gives the exit code."""
+    place, _ = common.open_workspace(choice.workspace, (), choice.results)
+    return _run(name, suites.load(name, place.suites), choice)
+
+
+def case(implementation: str, sizes: Sequence[str], dtype: str, pass_: str, choice: Choice) -> int:
+    """Run one implementation, with the stage's eager one as the baseline. Gives the exit code."""
+    _, catalogue = common.open_workspace(choice.workspace, choice.kernels, choice.results)
+    chosen = catalogue.implementation(implementation)
+    stage = catalogue.stage(chosen.stage)
+    given = dict(_size(text) for text in sizes)
+    for dim in given:
+        if dim not in stage.contract.dims:
+            raise PerflabError(f"-p {dim}: {stage.name} has the dims {', '.join(stage.contract.dims)}")
+    shape = {dim: given.get(dim, DEFAULT_SIZES.get(dim, 1)) for dim in stage.contract.dims}
+    group = {"stages": [stage.name], "shape": shape, "dtypes": [dtype], "passes": [pass_]}
+    order = suites.parse({"question": f"How does {implementation} do?", "group": [group]}, "run case")
+    names = [chosen.name, f"{stage.name}/eager"]
+    return _run(f"case-{chosen.stem}", order, _with_only(choice, names))
+
+
+def resume(name: str, choice: Choice) -> int:
+    """Finish an interrupted run: the cases that have no record yet. Gives the exit code."""
+    place, _ = common.open_workspace(choice.workspace, (), choice.results)
+    run = store.find(place.results, name)
+    about = run.about()
+    if not about.get("interrupted"):
+        raise PerflabError(f"{run.id} is complete; nothing to resume")
+    options: dict[str, Any] = about["options"]
+    kernels = [Path(path) for path in options["kernels"]]
+    earlier = Choice(
+        options["only"], about["device"], kernels, choice.results, choice.workspace, choice.format, choice.quiet
+    )
+    order = suites.parse(about["suite"], f"{run.folder}/run.json")
+    return _run(about["suite_name"], order, earlier, run)
+
+
+def _run(name: str, suite_: suites.Suite, choice: Choice, run: store.Run | None = None) -> int:
+    common.check_format(choice.format)
+    place, catalogue = common.open_workspace(choice.workspace, choice.kernels, choice.results)
+    device, available = common.choose_device(choice.device)
+    plan = make_plan(suite_, catalogue, device, choice.only, available)
+    if not any(plan.cases()):
+        raise PerflabError("nothing to measure: no implementation is left; see `perflab plan`")
+    if run is None:
+        run = store.create(place.results, name)
+    left = plan.without({record.case_id for record in run.records()})
+    options = {"only": list(choice.only), "kernels": [str(path.resolve()) for path in choice.kernels]}
+    order = Order(name, suite_, left, device, place, options)
+    try:
+        _execute(order, run, choice.quiet)
+    finally:
+        if not run.records():
+            store.remove_if_empty(run)
+    common.print_run(run, place, choice.format)
+    if not choice.quiet:
+        print(f"records: {run.folder}", file=sys.stderr)
+    return exit_code(run.records())
+
+
+def _execute(order: Order, run: store.Run, quiet: bool) -> None:
+    with RunProgress(len(list(order.plan.cases())), quiet) as progress:
+        try:
+            execute(order, run, progress)
+        except Interrupted:
+            kept = len(run.records())
+            print(f"perflab: interrupted with {kept} records kept; `--resume {run.id}` finishes it", file=sys.stderr)
+            raise
+
+
+def exit_code(records: Sequence[Record]) -> Exit:
+    """1 if an implementation is wrong or failed, 3 if nothing was measured, else 0."""
+    if any(record.status in ("wrong", "failed") for record in records):
+        return Exit.REGRESSION
+    if not any(record.status == "passed" for record in records):
+        return Exit.UNDECIDED
+    return Exit.FINE
+
+
+def _with_only(choice: Choice, only: Sequence[str]) -> Choice:
+    return Choice(only, choice.device, choice.kernels, choice.results, choice.workspace, choice.format, choice.quiet)
+
+
+def _size(text: str) -> tuple[str, int]:
+    dim, _, value = text.partition("=")
+    if not dim or not value.isdecimal():
+        raise PerflabError(f"-p {text}: expected DIM=SIZE, such as T=4096")
+    return dim, int(value)

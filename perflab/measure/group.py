@@ -1,0 +1,212 @@
+"""Measuring one group: check every case first, then sample the right ones together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from perflab import machine, remarks
+from perflab.analyse.stats import relative_half_width
+from perflab.measure.pool import Pool, Worker, WorkerFailure
+from perflab.measure.sampling import sample_group
+from perflab.measure.task import execution, task_for
+from perflab.plan import Case, Group
+from perflab.record import Accuracy, Bytes, Compile, Execution, Latency, Reason, Record, Status, Traffic
+from perflab.suite import Suite
+
+#: Codes of a refused answer; any other failure is one of the process, not of the answer.
+WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
+#: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
+SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+
+
+@dataclass
+class Draft:
+    """A record in the making."""
+
+    case: Case
+    execution: Execution
+    status: Status = "passed"
+    reason: Reason | None = None
+    accuracy: Accuracy | None = None
+    traffic: list[Traffic] = field(default_factory=list)
+    compile: Compile | None = None
+    remarks: list[str] = field(default_factory=list)
+    worker: Worker | None = None
+
+    def fail(self, failure: WorkerFailure) -> None:
+        """Take the failure as the case's outcome."""
+        self.status = "wrong" if failure.code in WRONG else "skipped" if failure.code in SKIPPED else "failed"
+        self.reason = Reason(code=failure.code, text=failure.text)
+        self.close()
+
+    def close(self) -> None:
+        """End the worker, if one is kept."""
+        if self.worker is not None:
+            self.worker.close()
+            self.worker = None
+
+    def record(self, run_id: str, compulsory: Bytes, latency: Latency | None = None) -> Record:
+        """The finished record."""
+        case, passed = self.case, self.status == "passed"
+        return Record(
+            run_id=run_id,
+            case_id=case.id,
+            stage=case.implementation.stage,
+            implementation=case.implementation.name,
+            toolkit=case.implementation.toolkit,
+            pass_=case.pass_,
+            shape=case.shape,
+            dtype=case.dtype,
+            device=case.device,
+            status=self.status,
+            reason=self.reason,
+            execution=self.execution if passed else None,
+            accuracy=self.accuracy if passed else None,
+            latency=latency if passed else None,
+            compulsory=compulsory,
+            traffic=self.traffic if passed else [],
+            compile=self.compile,
+            warnings=self.remarks,
+        )
+
+
+@dataclass(frozen=True)
+class GroupRun:
+    """Measures one group with the workers of `pool`; gives each record to `emit` as soon as it is complete."""
+
+    pool: Pool
+    suite: Suite
+    group: Group
+    run_id: str
+    seed: int
+    emit: Callable[[Record], None]
+
+    def measure(self) -> None:
+        """Check all cases side by side, then sample those that are right and native, one at a time."""
+        drafts = [Draft(case, execution(case.implementation.toolkit, case.device)) for case in self.group.cases]
+        try:
+            self._prepare_all(drafts)
+            timed = {draft.case.id: draft for draft in drafts if draft.worker is not None}
+            workers = {case_id: draft.worker for case_id, draft in timed.items() if draft.worker}
+            for case_id, outcome in sample_group(workers, self.suite.timing, self.seed).items():
+                self._finish(timed[case_id], outcome)
+        finally:
+            for draft in drafts:
+                draft.close()
+
+    def _prepare_all(self, drafts: Sequence[Draft]) -> None:
+        """Check, count and compile, as many at a time as there are cores; emit what needs no timing."""
+        with ThreadPoolExecutor(machine.physical_cores()) as threads:
+            checks = [(draft, threads.submit(self._check, draft)) for draft in drafts]
+            jobs: dict[int, list[Future[None]]] = {id(draft): [job] for draft, job in checks}
+            for draft in drafts:
+                jobs[id(draft)] += [threads.submit(work, draft) for work in self._extra_work(draft)]
+            try:
+                for draft in drafts:
+                    for job in jobs[id(draft)]:
+                        job.result()
+                    if draft.worker is None:
+                        self._emit(draft)
+            except BaseException:
+                threads.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def _extra_work(self, draft: Draft) -> list[Callable[[Draft], None]]:
+        """What can be found out beside the check, in workers of its own."""
+        if draft.case.blocked:
+            return []
+        toolkit, native = draft.case.implementation.toolkit, draft.execution == "native"
+        return [
+            *([self._compile] if toolkit in ("triton", "tilelang") else []),
+            *([self._count_interpreted] if toolkit == "triton" and native else []),
+        ]
+
+    def _check(self, draft: Draft) -> None:
+        """Load and check the case; count its bytes where its own worker can; keep the worker if it will be timed."""
+        case = draft.case
+        if case.blocked:
+            draft.status, draft.reason = case.blocked
+            return
+        task = task_for(case, self.group, self.suite.check.tokens)
+        draft.worker = worker = self.pool.start(draft.execution)
+        seeds = [self.seed + draw for draw in range(self.suite.check.draws)]
+        try:
+            worker.ask("open", task=task)
+            if case.implementation.toolkit == "compiled":
+                # Counting reads the schedule of the first compilation, so it comes first.
+                start = time.perf_counter()
+                self._count(draft, worker)
+                seconds = time.perf_counter() - start
+                draft.compile = Compile(seconds=seconds, target=f"inductor {case.device}")
+            draft.accuracy = Accuracy.model_validate(worker.ask("check", seeds=seeds))
+            if case.implementation.toolkit == "eager" or draft.execution == "interpreted":
+                self._count(draft, worker)
+        except WorkerFailure as failure:
+            draft.fail(failure)
+            return
+        self._remark_on_check(draft, draft.accuracy)
+        if draft.execution != "native":
+            draft.close()
+
+    def _count(self, draft: Draft, worker: Worker) -> None:
+        """Count the case's bytes; a source that cannot is a remark, a dead worker the case's failure."""
+        try:
+            draft.traffic.append(Traffic.model_validate(worker.ask("traffic")))
+        except WorkerFailure as failure:
+            if not failure.alive:
+                raise
+            draft.remarks.append(remarks.no_traffic(failure.text))
+
+    def _count_interpreted(self, draft: Draft) -> None:
+        """Count a Triton case's bytes by the interpreter, while its own worker runs on the GPU."""
+        worker = self.pool.start("interpreted")
+        try:
+            worker.ask("open", task=task_for(draft.case, self.group, self.suite.check.tokens, device="cpu"))
+            self._count(draft, worker)
+        except WorkerFailure as failure:
+            draft.remarks.append(remarks.no_traffic(failure.text))
+        finally:
+            worker.close()
+
+    def _compile(self, draft: Draft) -> None:
+        """Compile the case for Hopper in a worker of its own."""
+        worker = self.pool.start("compiler")
+        try:
+            worker.ask("open", task=task_for(draft.case, self.group, self.suite.check.tokens))
+            draft.compile = Compile.model_validate(worker.ask("compile"))
+        except WorkerFailure as failure:
+            draft.remarks.append(remarks.no_compile(failure.text))
+            return
+        finally:
+            worker.close()
+        spilling = [kernel for kernel in draft.compile.kernels if kernel.spill_bytes]
+        if spilling:
+            draft.remarks.append(remarks.spills(spilling))
+
+    def _remark_on_check(self, draft: Draft, accuracy: Accuracy) -> None:
+        if not accuracy.deterministic:
+            draft.remarks.append(remarks.not_deterministic())
+        for dim, size in draft.case.shape.items():
+            if accuracy.shape[dim] != size:
+                draft.remarks.append(remarks.checked_on_fewer_tokens(dim, accuracy.shape[dim], size, draft.execution))
+
+    def _finish(self, draft: Draft, outcome: Latency | WorkerFailure) -> None:
+        """Emit a timed case: with its latency, or with what kept it from one."""
+        if isinstance(outcome, WorkerFailure):
+            draft.fail(outcome)
+            self._emit(draft)
+            return
+        width, wanted = relative_half_width(outcome.samples_s), self.suite.timing.half_width
+        if width > wanted:
+            draft.remarks.append(remarks.unstable(width, wanted))
+        draft.close()
+        self._emit(draft, outcome)
+
+    def _emit(self, draft: Draft, latency: Latency | None = None) -> None:
+        contract = self.group.stage.contract
+        fewest = contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)
+        compulsory = Bytes(read_bytes=fewest.read_bytes, write_bytes=fewest.write_bytes)
+        self.emit(draft.record(self.run_id, compulsory, latency))

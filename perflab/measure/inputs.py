@@ -1,0 +1,52 @@
+"""Random inputs, as the contract draws them."""
+
+from __future__ import annotations
+
+import torch
+
+from perflab.contract import Normal, Shape, Stage, Tensor, Uniform
+
+TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+def draw(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
+    """Fresh inputs for one case, the same for the same seed on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: _draw(spec, shape, dtype, generator).to(device) for name, spec in stage.inputs.items()}
+
+
+def empty(stage: Stage, shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:
+    """Inputs of the right kind with no values: for counting and compiling, where values do not matter."""
+    return {
+        name: torch.empty(spec.sizes(shape), dtype=TORCH_DTYPES[spec.item_dtype(dtype)], device=device)
+        for name, spec in stage.inputs.items()
+    }
+
+
+def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """Round fp32 values to the nearest that tf32's ten fraction bits hold."""
+    bits = values.contiguous().view(torch.int32)
+    return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def _draw(spec: Tensor, shape: Shape, dtype: str, generator: torch.Generator) -> torch.Tensor:
+    sizes = spec.sizes(shape)
+    match spec.values:
+        case Normal(std=std, mean=mean):
+            values = torch.randn(sizes, generator=generator)
+            if isinstance(std, tuple):
+                rows = torch.arange(sizes[0]) % len(std)
+                scale = torch.tensor(std)[rows].reshape(-1, *[1] * (len(sizes) - 1))
+                values.mul_(scale).add_(mean)
+            else:
+                values.mul_(std).add_(mean)
+        case Uniform(low=low, high=high):
+            values = torch.rand(sizes, generator=generator).mul_(high - low).add_(low)
+    item = spec.item_dtype(dtype)
+    return round_to_tf32(values) if item == "tf32" else values.to(TORCH_DTYPES[item])

@@ -1,0 +1,54 @@
+"""What a worker is told of a case. Plain values: the parent makes them without a tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from perflab.plan import Case, Group
+from perflab.record import Execution
+
+#: Toolkits whose code a CPU can run as it is.
+NATIVE_ON_CPU = ("eager", "compiled", "peer")
+#: How the others run without their device.
+WITHOUT_DEVICE: dict[str, Execution] = {"triton": "interpreted", "tilelang": "emulated"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One case to load: where its files are, and on which shape, dtype and device it runs."""
+
+    stage_folder: Path
+    implementation: Path
+    function: str
+    toolkit: str
+    shape: dict[str, int]
+    check_shape: dict[str, int]
+    dtype: str
+    device: str
+
+
+def execution(toolkit: str, device: str) -> Execution:
+    """How the toolkit's code runs on `device`: native, interpreted or emulated."""
+    if device != "cpu" or toolkit in NATIVE_ON_CPU:
+        return "native"
+    return WITHOUT_DEVICE[toolkit]
+
+
+def task_for(case: Case, group: Group, tokens: int, device: str | None = None) -> Task:
+    """The task of a case; what is not native is checked on at most `tokens` of the first dim."""
+    device = device or case.device
+    check_shape = dict(case.shape)
+    if execution(case.implementation.toolkit, device) != "native":
+        token_dim = group.stage.contract.dims[0]
+        check_shape[token_dim] = min(check_shape[token_dim], tokens)
+    return Task(
+        stage_folder=group.stage.folder,
+        implementation=case.implementation.path,
+        function=group.stage.function,
+        toolkit=case.implementation.toolkit,
+        shape=dict(case.shape),
+        check_shape=check_shape,
+        dtype=case.dtype,
+        device=device,
+    )

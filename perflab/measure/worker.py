@@ -1,0 +1,90 @@
+"""The child's side of a worker process: answers requests until told to stop or left alone."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+#: What each mode needs in the environment, before a toolkit is imported.
+MODE_ENVIRONMENT = {
+    "native": {},
+    "interpreted": {"TRITON_INTERPRET": "1"},
+    "emulated": {},
+    "compiler": {},
+}
+
+
+def main(connection: Connection, mode: str, log: Path, environment: dict[str, str]) -> None:
+    """Serve one parent over `connection`: `(request, arguments)` in, `("ok", result)` or `("error", code, text)` out.
+
+    Everything that kernels print goes to `log`; SIGINT is the parent's business; the process dies with its parent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    faulthandler.enable()
+    os.environ.update(environment)
+    os.environ.update(MODE_ENVIRONMENT[mode])
+    _serve(connection)
+
+
+def _serve(connection: Connection) -> None:
+    session: Any = None
+    while True:
+        try:
+            request, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            from perflab.measure import session as sessions
+
+            if request == "open":
+                session = sessions.Session(**arguments)
+                result = None
+            elif request in ("environment", "measure_ceiling"):
+                result = getattr(sessions, request)(**arguments)
+            else:
+                result = getattr(session, request)(**arguments)
+            answer: tuple[Any, ...] = ("ok", result)
+        except Exception as error:
+            traceback.print_exc()
+            answer = ("error", _code(error, request), _text(error))
+        connection.send(answer)
+
+
+def _code(error: Exception, request: str) -> str:
+    """The stable code of an exception: what the error says of itself, else by its kind."""
+    own = getattr(error, "code", None)
+    if isinstance(own, str):
+        return own
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
+        return "out_of_memory"
+    if request == "open":
+        return "import_error"
+    return "exception"
+
+
+def _text(error: Exception) -> str:
+    """The exception in a line, with the place in the implementation that raised it."""
+    lines = str(error).strip().splitlines()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if "perflab" not in Path(frame.filename).parts and "site-packages" not in frame.filename
+    ]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500] + place

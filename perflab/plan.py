@@ -1,0 +1,183 @@
+"""From a suite to cases: what will be measured, and what cannot be, with the reason. Needs no tensor library."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from perflab.catalogue import Catalogue, Implementation, StageEntry
+from perflab.errors import PerflabError, unknown
+from perflab.record import Reason, Status
+from perflab.suite import GroupSpec, Suite
+
+
+@dataclass(frozen=True)
+class Case:
+    """One implementation on one shape. `blocked` says why, when planning already tells that it cannot run."""
+
+    implementation: Implementation
+    shape: dict[str, int]
+    dtype: str
+    pass_: str
+    device: str
+    blocked: tuple[Status, Reason] | None = None
+
+    @property
+    def id(self) -> str:
+        """A name for people and for --resume: everything that tells two cases of a run apart."""
+        sizes = ",".join(f"{dim}={size}" for dim, size in self.shape.items())
+        return f"{self.implementation.name} {sizes} {self.dtype} {self.pass_} {self.device}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that compete: same stage, shape, dtype, pass and device. They are sampled in turn."""
+
+    stage: StageEntry
+    shape: dict[str, int]
+    dtype: str
+    pass_: str
+    device: str
+    cases: tuple[Case, ...]
+
+    @property
+    def title(self) -> str:
+        """Stage, shape and dtype in one line."""
+        sizes = " ".join(f"{dim}={size}" for dim, size in self.shape.items())
+        return f"{self.stage.name} {sizes} {self.dtype} {self.pass_}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All groups of a suite on one device, in order."""
+
+    groups: tuple[Group, ...] = field(default_factory=tuple)
+
+    def cases(self) -> Iterator[Case]:
+        """Every case in order."""
+        for group in self.groups:
+            yield from group.cases
+
+    def without(self, case_ids: set[str]) -> Plan:
+        """What is left when the cases named are done."""
+        left = []
+        for group in self.groups:
+            cases = tuple(case for case in group.cases if case.id not in case_ids)
+            if cases:
+                left.append(Group(group.stage, group.shape, group.dtype, group.pass_, group.device, cases))
+        return Plan(tuple(left))
+
+
+def make_plan(
+    suite: Suite, catalogue: Catalogue, device: str, only: Sequence[str] = (), available: bool = True
+) -> Plan:
+    """Cross stages, implementations and shapes; what cannot run is kept, with its reason.
+
+    only       globs on full names (`mhc/pre/*`), on stages or on file stems (`triton_*`)
+    available  whether `device` exists here
+
+    Fails: PerflabError for a name that matches nothing or a shape that lacks a dim.
+    """
+    _check_names(suite, catalogue, only)
+    groups: dict[str, Group] = {}
+    for spec in suite.groups:
+        for stage in catalogue.stages.values():
+            if not _matches(spec.stages, stage.name):
+                continue
+            chosen = [i for i in _candidates(stage, only) if _chosen(i, spec, only)]
+            for group in _groups_of(spec, stage, device, chosen, available):
+                groups[group.title] = _merge(groups.get(group.title), group)
+    return Plan(tuple(group for group in groups.values() if group.cases))
+
+
+def _groups_of(
+    spec: GroupSpec, stage: StageEntry, device: str, chosen: list[Implementation], available: bool
+) -> Iterator[Group]:
+    contract = stage.contract
+    dtypes = list(dict.fromkeys(d if d in contract.dtypes else contract.dtypes[-1] for d in spec.dtypes))
+    for full_shape in spec.shapes():
+        missing = [dim for dim in contract.dims if dim not in full_shape]
+        if missing:
+            raise PerflabError(f"suite: group.shape has no {', '.join(missing)}, which {stage.name} needs")
+        shape = {dim: full_shape[dim] for dim in contract.dims}
+        for dtype in dtypes:
+            for pass_ in spec.passes:
+                cases = tuple(
+                    Case(i, shape, dtype, pass_, device, _blocked(i, stage, shape, device if not available else None))
+                    for i in chosen
+                )
+                yield Group(stage, shape, dtype, pass_, device, cases)
+
+
+def _merge(known: Group | None, group: Group) -> Group:
+    """One group for one title, whichever part of the suite asked for its cases."""
+    if known is None:
+        return group
+    cases = {case.id: case for case in (*known.cases, *group.cases)}
+    return Group(group.stage, group.shape, group.dtype, group.pass_, group.device, tuple(cases.values()))
+
+
+def _blocked(
+    implementation: Implementation, stage: StageEntry, shape: dict[str, int], missing_device: str | None
+) -> tuple[Status, Reason] | None:
+    """Status and reason when the case cannot run here."""
+    if implementation.problem:
+        return "failed", Reason(code="broken_file", text=f"{implementation.path.name}: {implementation.problem}")
+    if missing_device:
+        return "skipped", Reason(code="no_device", text=f"no {missing_device} device on this machine")
+    missing = [package for package in implementation.requires if not _importable(package)]
+    if missing:
+        text = f"needs the package {', '.join(missing)}, which is not installed"
+        return "skipped", Reason(code="missing_toolkit", text=text)
+    for dim, allowed in stage.contract.supports.items():
+        if shape.get(dim) not in allowed:
+            text = f"{stage.name} is defined for {dim} in {allowed}, not {shape.get(dim)}"
+            return "skipped", Reason(code="unsupported_shape", text=text)
+    return None
+
+
+def _importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _candidates(stage: StageEntry, only: Sequence[str]) -> list[Implementation]:
+    """The competitors; wrong ones only where a glob asks for them by name."""
+    wanted_wrong = any("wrong" in glob for glob in only)
+    return [*stage.implementations, *(stage.wrong if wanted_wrong else ())]
+
+
+def _chosen(implementation: Implementation, spec: GroupSpec, only: Sequence[str]) -> bool:
+    if only and not any(_selects(glob, implementation) for glob in only):
+        return False
+    return implementation.stem.startswith("wrong/") or _matches(spec.implementations, implementation.stem)
+
+
+def _selects(glob: str, implementation: Implementation) -> bool:
+    return any(
+        fnmatch.fnmatchcase(name, glob)
+        for name in (implementation.name, implementation.stage, implementation.stem, implementation.toolkit)
+    )
+
+
+def _matches(globs: Sequence[str], name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _check_names(suite: Suite, catalogue: Catalogue, only: Sequence[str]) -> None:
+    """Refuse globs that match nothing: a typing error must not look like an empty result."""
+    everything = list(catalogue.implementations(wrong=True))
+    for glob in only:
+        if not any(_selects(glob, implementation) for implementation in everything):
+            raise unknown("implementation", glob, [i.name for i in everything])
+    for spec in suite.groups:
+        for glob in spec.stages:
+            if not any(fnmatch.fnmatchcase(name, glob) for name in catalogue.stages):
+                raise unknown("stage", glob, catalogue.stages)
+        for glob in spec.implementations:
+            if not any(fnmatch.fnmatchcase(i.stem, glob) for i in everything):
+                raise unknown("implementation", glob, {i.stem for i in everything})

@@ -1,0 +1,1 @@
+"""How runs are shown on a terminal and in files."""

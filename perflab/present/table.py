@@ -1,0 +1,125 @@
+"""The table: one block per group, one row per implementation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from perflab.analyse.derive import group_key
+from perflab.analyse.traffic import best
+from perflab.present import units
+from perflab.present.formats import Derived
+from perflab.record import Record
+
+HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "latency", "bandwidth",
+          "of ceiling", "vs eager")  # fmt: skip
+STATUS_STYLE = {"passed": "green", "wrong": "bold red", "failed": "red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One group as text: its title, its rows and what must be said below them."""
+
+    title: str
+    rows: list[tuple[str, ...]]
+    notes: list[str]
+
+
+def blocks(records: Sequence[Record], derived: Derived) -> list[Block]:
+    """Group the records and write their cells."""
+    groups: dict[tuple[object, ...], list[tuple[Record, Mapping[str, float | None]]]] = defaultdict(list)
+    for record, columns in zip(records, derived, strict=True):
+        groups[group_key(record)].append((record, columns))
+    return [_block(members) for members in groups.values()]
+
+
+def print_table(console: Console, parts: Sequence[Block], about: Mapping[str, Any]) -> None:
+    """Print all blocks, then what the whole table needs to be read rightly."""
+    for block in parts:
+        table = Table(title=escape(block.title), title_justify="left", title_style="bold", header_style="dim", box=None)
+        for index, name in enumerate(HEADER):
+            table.add_column(name, justify="left" if index in (0, 1, 5) else "right", overflow="fold")
+        for row in block.rows:
+            status = Text(row[1], style=STATUS_STYLE[row[1]])
+            table.add_row(escape(row[0]), status, *row[2:])
+        console.print(table)
+        for note in block.notes:
+            console.print(f"  {escape(note)}", style="dim", soft_wrap=True, highlight=False)
+        console.print()
+    for line in legend(about, parts):
+        console.print(escape(line), style="dim", soft_wrap=True, highlight=False)
+
+
+def markdown(parts: Sequence[Block], about: Mapping[str, Any]) -> str:
+    """The same table in Markdown."""
+    lines = []
+    for block in parts:
+        lines += [f"### {block.title}", "", "| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in block.rows]
+        lines += ["", *(f"- {note}" for note in block.notes), *([""] if block.notes else [])]
+    return "\n".join([*lines, *legend(about, parts)])
+
+
+def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
+    """How to read the columns, and on which machine the numbers were taken."""
+    machine = about.get("machine") or {}
+    gpus = ", ".join(gpu["name"] for gpu in machine.get("gpus") or []) if about.get("device") == "cuda" else ""
+    outside = [entry for entry in about.get("ceiling") or [] if entry["outside_cache"]]
+    ceiling = max(outside, key=lambda entry: entry["bandwidth"], default=None)
+    where = f"{gpus or machine.get('cpu', 'unknown processor')}, {machine.get('cores', '?')} cores"
+    lines = [f"measured on {where}, run {about.get('run_id', '?')}"]
+    if ceiling:
+        lines.append(
+            f"ceiling: {units.size(ceiling['bandwidth'], '/s')} ({ceiling['kernel']} of "
+            f"{units.size(ceiling['working_set_bytes'])}, measured in this run)"
+        )
+    if any("[cache]" in cell for block in parts for row in block.rows for cell in row):
+        cache = units.size(machine.get("last_level_cache_bytes"))
+        lines.append(f"[cache]: the last-level cache ({cache}) may hold the working set; this is no memory bandwidth")
+    lines.append(
+        "traffic: bytes counted by `source`; x fewest: traffic over the contract's compulsory bytes; "
+        "bandwidth: compulsory bytes over the median latency"
+    )
+    return lines
+
+
+def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Block:
+    first, columns = members[0]
+    sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
+    fewest = units.size(columns.get("compulsory_bytes"))
+    title = f"{first.stage}  {sizes}  {first.dtype}  {first.pass_}  on {first.device}  (fewest bytes: {fewest})"
+    notes = []
+    for record, _ in members:
+        name = record.implementation.removeprefix(record.stage + "/")
+        if record.reason:
+            notes.append(f"{name}: {record.reason.text} [{record.reason.code}]")
+        notes += [f"{name}: {text}" for text in record.warnings]
+    return Block(title, [_row(record, columns) for record, columns in members], notes)
+
+
+def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]:
+    traffic = best(record)
+    spread = columns.get("latency_half_width")
+    latency = units.seconds(columns.get("latency_s"))
+    bandwidth = units.size(columns.get("effective_bandwidth"), "/s")
+    if record.status == "passed" and not latency:
+        latency = f"({record.execution})"
+    return (
+        record.implementation.removeprefix(record.stage + "/"),
+        record.status,
+        f"{record.accuracy.relative_l2_error:.1e}" if record.accuracy else "",
+        units.size(columns.get("traffic_bytes")),
+        units.ratio(columns.get("amplification")),
+        traffic.source if traffic else "",
+        f"{latency} ±{spread:.0%}" if spread is not None else latency,
+        bandwidth + (" [cache]" if columns.get("in_cache") else ""),
+        units.percent(columns.get("fraction_of_peak")),
+        units.ratio(columns.get("speedup"), "x"),
+    )

@@ -1,0 +1,46 @@
+"""Every remark that a record can carry, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perflab.record import KernelReport
+
+
+def not_deterministic() -> str:
+    """Two runs on the same inputs differ in some bits."""
+    return "not deterministic: two calls on the same inputs differ; avoid atomics and unordered sums"
+
+
+def checked_on_fewer_tokens(dim: str, checked: int, declared: int, execution: str) -> str:
+    """An interpreter is too slow for the declared shape."""
+    return f"checked at {dim}={checked} instead of {declared}: {execution} runs are slow; a CUDA device checks all"
+
+
+def no_traffic(text: str) -> str:
+    """The source could not count this case."""
+    return f"bytes not counted: {text}"
+
+
+def no_compile(text: str) -> str:
+    """The compiler for the target could not be run or refused."""
+    return f"not compiled for Hopper: {text}"
+
+
+def spills(kernels: Sequence[KernelReport]) -> str:
+    """Registers spill to memory."""
+    names = ", ".join(f"{kernel.name} ({kernel.spill_bytes} B)" for kernel in kernels)
+    return f"registers spill in {names}: use smaller tiles or more warps"
+
+
+def unstable(half_width: float, wanted: float) -> str:
+    """Sampling stopped before the median was known well enough."""
+    return (
+        f"noisy: the median is known to +-{half_width:.1%}, {wanted:.0%} was asked for; "
+        "close other programs or raise timing.max_seconds"
+    )
+
+
+def sampling_failed(text: str) -> str:
+    """The case is right but could not be timed."""
+    return f"not timed: {text}"
