@@ -1,0 +1,15 @@
+"""Residual: the plain merge that mHC replaces, the baseline of every comparison of bytes."""
+
+from perflab import Normal, Stage, Tensor, Tolerance
+
+STAGE = Stage(
+    dims=("T", "C"),
+    inputs={"x": Tensor("T C", "stream", Normal()), "f": Tensor("T C", "stream", Normal())},
+    outputs={"y": Tensor("T C", "stream")},
+    tolerances={
+        "bf16": {"y": Tolerance(relative_l2=2e-3, elementwise=4e-3)},
+        "fp16": {"y": Tolerance(relative_l2=3e-4, elementwise=5e-4)},
+        "fp32": {"y": Tolerance(relative_l2=1e-6, elementwise=1e-6)},
+    },
+    source="arXiv 2512.24880, table 2, first rows",
+)
