@@ -39,6 +39,27 @@ def measure(device: str, cache_bytes: int | None) -> list[dict[str, Any]]:
     return results
 
 
+def noise(device: str, samples: int) -> dict[str, float]:
+    """Two copies of one function, sampled in turn: what differs is noise.
+
+    gives  both relative to the median: difference of the two medians; spread, half the 5th to 95th percentile range
+    """
+    arrays = [torch.ones(2**20, device=device) for _ in range(4)]
+    first = timer(lambda: torch.add(arrays[0], 1.0, out=arrays[1]), device)
+    second = timer(lambda: torch.add(arrays[2], 1.0, out=arrays[3]), device)
+    taken: tuple[list[float], list[float]] = ([], [])
+    for clock in (first, second):
+        clock.calibrate(0.005)
+    for _ in range(samples):
+        taken[0].extend(first.sample(1))
+        taken[1].extend(second.sample(1))
+    middle = statistics.median(taken[0] + taken[1])
+    ordered = sorted(taken[0] + taken[1])
+    low, high = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
+    difference = abs(statistics.median(taken[0]) - statistics.median(taken[1]))
+    return {"difference": difference / middle, "spread": (high - low) / 2 / middle}
+
+
 def _bandwidth(kernel: str, arrays: int, working_set: int, device: str) -> float:
     elements = working_set // arrays // 4
     a, b, *rest = (torch.ones(elements, device=device) for _ in range(arrays))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-import os
 import signal
 import tempfile
 import threading
@@ -18,6 +18,8 @@ from perflab.measure import worker
 
 #: Seconds between looks at a busy worker.
 POLL_SECONDS = 0.05
+#: How long an idle worker may take to leave by itself.
+GRACE_SECONDS = 2.0
 #: Share of the memory that was free at the start that one worker may take.
 MEMORY_SHARE = 0.6
 
@@ -81,6 +83,7 @@ class Worker:
             target=worker.main, args=(theirs, mode, log, pool.environment), daemon=True, name=f"perflab-{mode}"
         )
         self._process.start()
+        self._idle = True
         theirs.close()
 
     @property
@@ -93,6 +96,7 @@ class Worker:
 
         Fails: WorkerFailure (exception in the worker, crash, timeout, out of memory), Interrupted when the run stops.
         """
+        self._idle = False
         try:
             self._connection.send((request, arguments))
         except OSError as error:
@@ -115,6 +119,7 @@ class Worker:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._died() from error
+        self._idle = True
         if answer[0] == "ok":
             return answer[1]
         raise WorkerFailure(answer[1], answer[2], alive=True)
@@ -128,9 +133,13 @@ class Worker:
         return int(memory.rss - getattr(memory, "shared", 0))
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._process.pid is not None and self.alive:
-            os.kill(self._process.pid, signal.SIGKILL)
+        """End the process: by asking if it is idle, by force if it is not or does not listen."""
+        if self._idle and self.alive:
+            with contextlib.suppress(OSError):
+                self._connection.send(None)
+            self._process.join(GRACE_SECONDS)
+        if self.alive:
+            self._process.kill()
         self._process.join()
         self._connection.close()
         if self in self.pool._workers:

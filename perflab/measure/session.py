@@ -105,3 +105,8 @@ def environment() -> dict[str, Any]:
 def measure_ceiling(device: str) -> list[dict[str, Any]]:
     """The memory ceiling of `device`."""
     return ceiling.measure(device, machine.last_level_cache_bytes())
+
+
+def measure_noise(device: str, samples: int) -> dict[str, float]:
+    """How far two copies of one function differ on `device`."""
+    return ceiling.noise(device, samples)

@@ -22,9 +22,13 @@ MODE_ENVIRONMENT = {
     "compiler": {},
 }
 
+#: Requests that need no case.
+OF_THE_MACHINE = ("environment", "measure_ceiling", "measure_noise")
+
 
 def main(connection: Connection, mode: str, log: Path, environment: dict[str, str]) -> None:
     """Serve one parent over `connection`: `(request, arguments)` in, `("ok", result)` or `("error", code, text)` out.
+    None asks it to leave.
 
     Everything that kernels print goes to `log`; SIGINT is the parent's business; the process dies with its parent.
     """
@@ -45,16 +49,19 @@ def _serve(connection: Connection) -> None:
     session: Any = None
     while True:
         try:
-            request, arguments = connection.recv()
+            message = connection.recv()
         except EOFError:
             return
+        if message is None:
+            return
+        request, arguments = message
         try:
             from perflab.measure import session as sessions
 
             if request == "open":
                 session = sessions.Session(**arguments)
                 result = None
-            elif request in ("environment", "measure_ceiling"):
+            elif request in OF_THE_MACHINE:
                 result = getattr(sessions, request)(**arguments)
             else:
                 result = getattr(session, request)(**arguments)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from perflab.analyse.derive import group_key
 from perflab.analyse.traffic import best
+from perflab.catalogue import TOOLKITS
 from perflab.present import units
 from perflab.present.formats import Derived
 from perflab.record import Record
@@ -48,7 +49,7 @@ def print_table(console: Console, parts: Sequence[Block], about: Mapping[str, An
             table.add_column(name, justify="left" if index in (0, 1, 5) else "right", overflow="fold")
         for row in block.rows:
             status = Text(row[1], style=STATUS_STYLE[row[1]])
-            table.add_row(escape(row[0]), status, *row[2:])
+            table.add_row(escape(row[0]), status, *map(escape, row[2:]))
         console.print(table)
         for note in block.notes:
             console.print(f"  {escape(note)}", style="dim", soft_wrap=True, highlight=False)
@@ -91,6 +92,7 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
 
 
 def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Block:
+    members = sorted(members, key=lambda member: _order(member[0]))
     first, columns = members[0]
     sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
     fewest = units.size(columns.get("compulsory_bytes"))
@@ -102,6 +104,12 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
             notes.append(f"{name}: {record.reason.text} [{record.reason.code}]")
         notes += [f"{name}: {text}" for text in record.warnings]
     return Block(title, [_row(record, columns) for record, columns in members], notes)
+
+
+def _order(record: Record) -> tuple[int, str]:
+    """Toolkits in their order, then by name: records come in the order they were finished."""
+    known = record.toolkit in TOOLKITS
+    return (TOOLKITS.index(record.toolkit) if known else len(TOOLKITS), record.implementation)
 
 
 def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]:

@@ -1,0 +1,131 @@
+"""`perflab doctor`: what this machine can do, in plain words, and how to get more."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from perflab import machine, workspace
+from perflab.errors import PerflabError
+from perflab.measure import telemetry
+from perflab.measure.pool import Pool, WorkerFailure
+from perflab.present import units
+
+#: Samples of each of the two copies of one function in the A/A run.
+NOISE_SAMPLES = 40
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, whether it is as good as it gets, what was found, how to get more."""
+
+    subject: str
+    good: bool
+    found: str
+    remedy: str = ""
+
+
+def show(explicit: Path | None, quick: bool) -> None:
+    """Print every finding; with `quick`, without the measurements."""
+    place = workspace.find(explicit=explicit)
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in _findings(place, quick):
+        mark = "[green]+[/green]" if finding.good else "[yellow]-[/yellow]"
+        console.print(f"{mark} [bold]{finding.subject:<12}[/bold] {finding.found}")
+        if finding.remedy:
+            console.print(f"  {'':<12} [dim]{finding.remedy}[/dim]")
+
+
+def _findings(place: workspace.Workspace, quick: bool) -> Iterator[Finding]:
+    gpus = machine.gpus()
+    yield from _hardware(gpus)
+    yield from _toolkits(bool(gpus))
+    yield from _places(place)
+    if not quick:
+        yield from _measured("cuda" if gpus else "cpu")
+
+
+def _hardware(gpus: list[dict[str, Any]]) -> Iterator[Finding]:
+    cache = machine.last_level_cache_bytes()
+    yield Finding(
+        "processor", True, f"{machine.cpu_model()}, {machine.physical_cores()} cores, last-level cache "
+        f"{units.size(cache) or 'of unknown size'}",
+    )  # fmt: skip
+    if not gpus:
+        yield Finding(
+            "GPU", False, "none that the NVIDIA driver knows: kernels are checked, counted and compiled, not timed",
+            "on a machine with an NVIDIA GPU and driver the same commands measure natively",
+        )  # fmt: skip
+        return
+    for gpu in gpus:
+        yield Finding("GPU", True, f"{gpu['name']}, {units.size(gpu['memory_bytes'])}, driver {gpu['driver']}")
+    state = telemetry.read(gpus[0]["uuid"])
+    yield Finding(
+        "clocks", not state["throttle_reasons"],
+        f"SM {state['sm_clock_hz'] / 1e6:.0f} MHz of at most {state['sm_clock_max_hz'] / 1e6:.0f}; "
+        f"throttled by: {', '.join(state['throttle_reasons']) or 'nothing'}",
+    )  # fmt: skip
+    allowed, text = telemetry.counters_permitted()
+    remedy = "" if allowed else "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+    yield Finding("counters", allowed, text, remedy)
+
+
+def _toolkits(has_gpu: bool) -> Iterator[Finding]:
+    versions = machine.versions()
+    how = {
+        "torch": ("runs", "runs"),
+        "triton": ("runs", "is interpreted (checks and bytes) and compiles for sm_90a"),
+        "tilelang": ("runs", "is emulated through its C target (fp32) and compiles for sm_90a"),
+    }
+    for name, (with_gpu, without) in how.items():
+        if versions[name] is None:
+            yield Finding(name, False, "not installed", f"pip install {name}")
+        else:
+            yield Finding(name, True, f"{versions[name]}: {with_gpu if has_gpu else without} here")
+    nvcc = shutil.which("nvcc")
+    yield Finding(
+        "nvcc", nvcc is not None, nvcc or "not on the PATH: TileLang kernels get no compile report",
+        "" if nvcc else "install NVIDIA's CUDA toolkit",
+    )  # fmt: skip
+    compiler = shutil.which("g++")
+    yield Finding(
+        "g++", compiler is not None, compiler or "not on the PATH: torch.compile cannot run on the CPU",
+        "" if compiler else "install gcc with its C++ compiler",
+    )  # fmt: skip
+
+
+def _places(place: workspace.Workspace) -> Iterator[Finding]:
+    kind = "built in" if place.builtin else "yours"
+    yield Finding("workspace", True, f"{place.root} ({kind}); results go to {place.results}")
+    commit = machine.commit(place.root)
+    text = f"{commit['id'][:12]}{' with changes' if commit['dirty'] else ''}" if commit else "none; runs name no commit"
+    yield Finding("commit", commit is not None, text)
+
+
+def _measured(device: str) -> Iterator[Finding]:
+    """The memory ceiling, and how far two copies of one function differ when sampled in turn."""
+    print("measuring the memory ceiling and the noise floor ...", file=sys.stderr)
+    with Pool(timeout_s=120) as pool:
+        worker = pool.start("native")
+        try:
+            ceiling = worker.ask("measure_ceiling", device=device)
+            noise = worker.ask("measure_noise", device=device, samples=NOISE_SAMPLES)
+        except WorkerFailure as failure:
+            raise PerflabError(f"the measurement failed: {failure.text}") from failure
+    outside = [entry for entry in ceiling if entry["outside_cache"]]
+    for entry in ceiling:
+        where = "memory" if entry["outside_cache"] else "cache or memory"
+        text = f"{units.size(entry['bandwidth'], '/s')}, {entry['kernel']} of {units.size(entry['working_set_bytes'])}"
+        yield Finding("bandwidth", bool(outside), f"{text} ({where})")
+    yield Finding(
+        "noise", noise["difference"] < 0.03,
+        f"two copies of one function, sampled in turn, differ by {noise['difference']:.1%}; "
+        f"single samples spread by {noise['spread']:.1%}",
+        "" if noise["difference"] < 0.03 else "close other programs: smaller differences than this mean nothing",
+    )  # fmt: skip
