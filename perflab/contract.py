@@ -21,6 +21,12 @@ STREAM_DTYPES = ("bf16", "fp16", "fp32")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
+class Unsupported(ValueError):
+    """Raised by an implementation for a shape or dtype that it does not handle: the case is skipped, not failed."""
+
+    code = "unsupported_shape"
+
+
 @dataclass(frozen=True)
 class Normal:
     """Independent normal values; with several deviations, rows of the first dimension take them in turn."""

@@ -56,7 +56,7 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
     """
     about = _about(order, run)
     run.write_about(about)
-    with Pool(order.suite.timeout_s, environment=_caches()) as pool, _interrupts_stop(pool):
+    with Pool(order.suite.timeout_s, order.suite.memory_gb, _caches()) as pool, _interrupts_stop(pool):
         try:
             observer.phase("looking at the machine")
             about |= _environment(pool, order.device)

@@ -60,13 +60,19 @@ class Checking(_Section):
 
 
 class Suite(_Section):
-    """A suite file. `question` is what running it answers."""
+    """A suite file.
+
+    question   what running it answers
+    timeout_s  longest that one request to a worker may take, compilation included
+    memory_gb  most memory that one worker may take; default: a share of what is free
+    """
 
     question: str
     groups: list[GroupSpec] = Field(alias="group", min_length=1)
     timing: Timing = Timing()
     check: Checking = Checking()
     timeout_s: float = Field(default=180.0, gt=0)
+    memory_gb: float | None = Field(default=None, gt=0)
 
 
 def names(folder: Path) -> list[str]:

@@ -41,11 +41,14 @@ class Pool:
     peak_bytes   most memory that all workers together were seen to hold
     """
 
-    def __init__(self, timeout_s: float, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, timeout_s: float, memory_gb: float | None = None, environment: dict[str, str] | None = None
+    ) -> None:
         self.timeout_s = timeout_s
         self.environment = environment or {}
         self.stop = threading.Event()
-        self.memory_limit = int(psutil.virtual_memory().available * MEMORY_SHARE)
+        free = psutil.virtual_memory().available * MEMORY_SHARE
+        self.memory_limit = int(memory_gb * 1e9 if memory_gb else free)
         self.peak_bytes = 0
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["torch"])

@@ -87,6 +87,8 @@ def _code(error: Exception, request: str) -> str:
 def _text(error: Exception) -> str:
     """The exception in a line, with the place in the implementation that raised it."""
     lines = str(error).strip().splitlines()
+    if isinstance(getattr(error, "code", None), str):
+        return lines[0] if lines else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame

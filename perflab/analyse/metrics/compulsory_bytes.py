@@ -6,6 +6,6 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "B", "exact", "none"
 
 
-def compulsory_bytes(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def compulsory_bytes(record: Record, context: Context) -> float | None:
     """Read and written together."""
     return record.compulsory.read_bytes + record.compulsory.write_bytes if record.compulsory else None

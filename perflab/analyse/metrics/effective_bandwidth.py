@@ -7,7 +7,7 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "B/s", "sampled", "higher"
 
 
-def effective_bandwidth(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def effective_bandwidth(record: Record, context: Context) -> float | None:
     """Comparable between implementations, whatever bytes they really move."""
     if record.latency is None or record.compulsory is None:
         return None

@@ -7,6 +7,6 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "1", "sampled", "lower"
 
 
-def latency_half_width(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def latency_half_width(record: Record, context: Context) -> float | None:
     """Within-run spread only: processes and machines differ by more."""
     return relative_half_width(record.latency.samples_s) if record.latency else None

@@ -7,6 +7,6 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "s", "sampled", "lower"
 
 
-def latency_s(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def latency_s(record: Record, context: Context) -> float | None:
     """The median of the samples."""
     return median(record.latency.samples_s) if record.latency else None

@@ -7,7 +7,7 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "1", "exact", "lower"
 
 
-def launches(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def launches(record: Record, context: Context) -> float | None:
     """None when nothing was counted."""
     traffic = best(record)
     return traffic.launches if traffic else None

@@ -6,7 +6,7 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "B", "exact", "lower"
 
 
-def spill_bytes(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def spill_bytes(record: Record, context: Context) -> float | None:
     """None where no kernel was compiled."""
     kernels = record.compile.kernels if record.compile else []
     return sum(kernel.spill_bytes for kernel in kernels) if kernels else None

@@ -7,7 +7,7 @@ from perflab.record import Record
 UNIT, KIND, BETTER = "B", "exact", "lower"
 
 
-def traffic_bytes(record: Record, context: Context) -> float | None:  # noqa: ARG001
+def traffic_bytes(record: Record, context: Context) -> float | None:
     """Read and written together."""
     traffic = best(record)
     return traffic.read_bytes + traffic.write_bytes if traffic else None

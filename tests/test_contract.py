@@ -1,0 +1,58 @@
+"""The contract: sizes, compulsory bytes, dtypes."""
+
+import pytest
+
+from perflab import Stage, Tensor, Tolerance
+from perflab.catalogue import discover
+from tests.conftest import ROOT
+
+SHAPE = {"T": 5, "n": 4, "C": 6}
+
+
+def test_sizes_follow_the_expression():
+    assert Tensor("T n*C n*n+2*n").sizes(SHAPE) == (5, 24, 24)
+
+
+@pytest.mark.parametrize("bad", ["T**2", "f(T)", "T/2", "T.n", "1.5", "[T]"])
+def test_other_expressions_are_refused(bad):
+    with pytest.raises(ValueError, match="only names"):
+        Tensor(bad).sizes(SHAPE)
+
+
+def test_compulsory_bytes_of_post_res_by_hand():
+    stage = discover(ROOT / "kernels").stage("mhc/post_res").contract
+    T, n, C = 7, 4, 10
+    forward = stage.compulsory({"T": T, "n": n, "C": C}, "bf16")
+    assert forward.read_bytes == T * (n * C * 2 + C * 2 + n * 4 + n * n * 4)
+    assert forward.write_bytes == T * n * C * 2
+    backward = stage.compulsory({"T": T, "n": n, "C": C}, "bf16", "backward")
+    assert backward.read_bytes == forward.read_bytes + T * n * C * 2
+    assert backward.write_bytes == forward.read_bytes
+    both = stage.compulsory({"T": T, "n": n, "C": C}, "bf16", "forward_backward")
+    assert both.total_bytes == forward.total_bytes + backward.total_bytes
+
+
+def test_the_papers_table_2_for_the_plain_residual_and_the_fused_write():
+    catalogue = discover(ROOT / "kernels")
+    C, n = 2560, 4
+    residual = catalogue.stage("mhc/residual").contract.compulsory({"T": 1, "C": C}, "bf16")
+    assert (residual.read_bytes, residual.write_bytes) == (2 * C * 2, C * 2)
+    write = catalogue.stage("mhc/post_res").contract.compulsory({"T": 1, "n": n, "C": C}, "bf16")
+    assert write.read_bytes - (n + n * n) * 4 == (n + 1) * C * 2
+    assert write.write_bytes == n * C * 2
+
+
+def test_a_stage_without_streams_has_one_dtype():
+    fixed = Stage(("T",), {"x": Tensor("T", "fp32")}, {"y": Tensor("T", "fp32")}, {}, "nowhere")
+    streams = Stage(("T",), {"x": Tensor("T")}, {"y": Tensor("T", "fp32")}, {}, "nowhere")
+    assert fixed.dtypes == ("fp32",)
+    assert streams.dtypes == ("bf16", "fp16", "fp32")
+
+
+def test_an_output_takes_its_own_tolerance_or_the_common_one():
+    own, common = Tolerance(1, 2), Tolerance(3, 4)
+    stage = Stage(("T",), {}, {}, {"fp32": {"y": own, "*": common}, "bf16": {"y": own}}, "nowhere")
+    assert stage.tolerance("fp32", "y") == own
+    assert stage.tolerance("fp32", "z") == common
+    with pytest.raises(KeyError):
+        stage.tolerance("bf16", "z")
