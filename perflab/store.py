@@ -73,10 +73,11 @@ class Run:
     def records(self) -> list[Record]:
         """Every record. Fails: PerflabError naming the line that does not fit the schema."""
         path = self.folder / "records.jsonl"
-        if not path.exists():
+        if not path.exists() or not path.stat().st_size:
             return []
         records = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        # Not splitlines(): JSON strings may hold other characters that it takes for line ends.
+        for number, line in enumerate(path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n"), 1):
             try:
                 records.append(Record.model_validate_json(line))
             except ValidationError as error:

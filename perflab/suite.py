@@ -7,13 +7,13 @@ import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from perflab.errors import PerflabError, unknown
 
 Pass = Literal["forward"]
 Dtype = Literal["bf16", "fp16", "fp32"]
-Size = int | list[int]
+Size = StrictInt | list[StrictInt]
 
 
 class _Section(BaseModel):
