@@ -48,7 +48,7 @@ def print_table(console: Console, parts: Sequence[Block], about: Mapping[str, An
             table.add_column(name, justify="left" if index in (0, 1, 5) else "right", overflow="fold")
         for row in block.rows:
             status = Text(row[1], style=STATUS_STYLE[row[1]])
-            table.add_row(escape(row[0]), status, *row[2:])
+            table.add_row(escape(row[0]), status, *map(escape, row[2:]))
         console.print(table)
         for note in block.notes:
             console.print(f"  {escape(note)}", style="dim", soft_wrap=True, highlight=False)
