@@ -1,0 +1,245 @@
+"""The form that charts share: a panel per stage, a row per implementation, one group shown at a time.
+
+Rows stand in the order of the records, so two charts of one run can be read across. A row has its name and its number
+above the marks, which leaves the whole width to the axis on any screen. Traces of a group carry `meta` (stage, group,
+range); the page's selectors show and hide them by it.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas
+import plotly.graph_objects as go
+
+#: Okabe and Ito's colours, those with enough contrast on white and on black.
+COLOURS = {"eager": "#7f7f7f", "compiled": "#d55e00", "triton": "#0072b2", "tilelang": "#009e73", "peer": "#cc79a7"}
+
+_HEAD, _ROW, _FOOT = 40, 44, 46  # pixels: a panel's title, each of its rows, its axis
+_ABOVE, _BELOW = -0.2, 0.2  # where a row's text and its marks stand, in rows
+_HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 26, 46  # characters that fit a phone
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one stage, shape, dtype, pass and device.
+
+    keys   what tells this group from the stage's others, as text: {"T": "1024", "dtype": "bf16", ...}
+    cases  one named tuple of the frame's columns per record
+    """
+
+    stage: str
+    keys: dict[str, str]
+    cases: list[Any]
+    title: str
+
+
+class Panels:
+    """A figure with one panel per stage of the frame; `add_*` draw into it."""
+
+    def __init__(self, frame: pandas.DataFrame, axis: str) -> None:
+        self.figure = go.Figure()
+        self.groups = list(groups(frame))
+        self._rows = {
+            stage: list(dict.fromkeys(rows["implementation"])) for stage, rows in frame.groupby("stage", sort=False)
+        }
+        self._stages = list(self._rows)
+        self._shown = default_choice(self.groups)
+        self._absent: dict[str, dict[str, int]] = {}
+        self._lay_out(axis)
+
+    def row(self, case: Any) -> float:
+        """Where the marks of a case stand on its panel's y axis."""
+        return self._rows[case.stage].index(case.implementation) + _BELOW
+
+    def axis(self, stage: str) -> go.layout.XAxis:
+        """The stage's x axis, to set its type and ticks."""
+        return self.figure.layout[f"xaxis{self._number(stage)}"]
+
+    def add_line(self, stage: str, x: float) -> None:
+        """Draw a dashed line across the panel at `x`."""
+        number = self._number(stage)
+        self.figure.add_shape(
+            type="line", layer="below", line={"dash": "dash", "width": 1.5}, x0=x, x1=x, y0=0, y1=1,
+            xref=f"x{number}", yref=f"y{number} domain" if number > 1 else "y domain",
+        )  # fmt: skip
+
+    def add_marks(self, group: Group, axis_range: tuple[float, float] | None = None, **trace: Any) -> None:
+        """Add a scatter trace that is shown with its group; the axis takes `axis_range` then."""
+        number = self._number(group.stage)
+        shown = matches(group, self.groups, self._shown)
+        meta: dict[str, Any] = {"stage": group.stage, "group": group.keys}
+        if axis_range:
+            meta |= {"range": list(axis_range), "axis": f"xaxis{number}"}
+            if shown:
+                self.axis(group.stage).range = axis_range
+        self.figure.add_trace(
+            go.Scatter(xaxis=f"x{number}", yaxis=f"y{number}", meta=meta, visible=shown, showlegend=False, **trace)
+        )
+
+    def add_values(self, group: Group, values: list[tuple[Any, str]]) -> None:
+        """Write a number with its source at the right end of its row."""
+        self._write(group, [(case, text, text) for case, text in values], x=1, offset=_ABOVE)
+
+    def add_absent(self, group: Group, reasons: list[tuple[Any, str]]) -> None:
+        """Write why a row has no mark into the row, and keep it for the notes under the chart."""
+        self._write(group, [(case, clip(why, _TEXT_WIDTH), why) for case, why in reasons], x=0, offset=_BELOW)
+        for case, why in reasons:
+            cases = self._absent.setdefault(why, {})
+            cases[case.implementation] = cases.get(case.implementation, 0) + 1
+
+    def finish(self, *notes: str) -> go.Figure:
+        """The figure, with the notes that the page prints below it."""
+        absent = [
+            f"{why}: " + ", ".join(f"{name} ({count} groups)" if count > 1 else name for name, count in cases.items())
+            for why, cases in self._absent.items()
+        ]
+        self.figure.layout.meta = {"notes": [*notes, *absent]}
+        return self.figure
+
+    def _write(self, group: Group, texts: list[tuple[Any, str, str]], x: int, offset: float) -> None:
+        if not texts:
+            return
+        number = self._number(group.stage)
+        self.figure.add_trace(
+            go.Scatter(
+                x=[x] * len(texts),
+                y=[self._rows[group.stage].index(case.implementation) + offset for case, _, _ in texts],
+                text=[plain(text) if x else f"<i>{plain(text)}</i>" for _, text, _ in texts],
+                hovertext=[hover(full) for _, _, full in texts],
+                **_text(number, "middle left" if x else "middle right"),
+                meta={"stage": group.stage, "group": group.keys},
+                visible=matches(group, self.groups, self._shown),
+            )
+        )
+
+    def _number(self, stage: str) -> int:
+        return self._stages.index(stage) + 1
+
+    def _lay_out(self, axis: str) -> None:
+        heights = [_HEAD + _ROW * len(rows) + _FOOT for rows in self._rows.values()]
+        total, top = sum(heights), 0
+        self.figure.update_layout(
+            height=total, margin={"l": 8, "r": 8, "t": 0, "b": 0}, template="none", hovermode="closest",
+            paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", dragmode=False,
+            font={"family": "system-ui, sans-serif", "size": 12},
+            hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+        )  # fmt: skip
+        for (stage, names), height in zip(self._rows.items(), heights, strict=True):
+            upper, lower = 1 - (top + _HEAD) / total, 1 - (top + height - _FOOT) / total
+            self._add_panel(stage, names, (lower, upper), axis)
+            top += height
+
+    def _add_panel(self, stage: str, names: list[str], domain: tuple[float, float], axis: str) -> None:
+        number, count = self._number(stage), len(names)
+        still = {"fixedrange": True, "zeroline": False}
+        self.figure.update_layout({
+            f"yaxis{number}": {
+                **still, "domain": domain, "anchor": f"x{number}", "range": [count - 0.5, -0.5],
+                "showticklabels": False, "tickvals": [edge - 0.5 for edge in range(count + 1)],
+            },
+            f"xaxis{number}": {**still, "anchor": f"y{number}", "title": {"text": axis, "standoff": 4}},
+            # A second axis from 0 to 1 holds the texts: they keep their place whatever the numbers are.
+            f"xaxis{number + 100}": {
+                **still, "anchor": f"y{number}", "overlaying": f"x{number}", "range": [0, 1], "visible": False,
+            },
+        })  # fmt: skip
+        self.figure.add_annotation(
+            text=f"<b>{plain(clip(stage, 2 * _NAME_WIDTH))}</b>", font={"size": 15}, showarrow=False,
+            xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=4,
+        )  # fmt: skip
+        short = [name.removeprefix(stage + "/") for name in names]
+        self.figure.add_trace(
+            go.Scatter(
+                x=[0] * count, y=[index + _ABOVE for index in range(count)], name="names",
+                text=[f"<b>{plain(clip(name, _NAME_WIDTH))}</b>" for name in short],
+                hovertext=[hover(name) for name in names], **_text(number, "middle right"),
+            )
+        )  # fmt: skip
+
+
+def groups(frame: pandas.DataFrame) -> Iterator[Group]:
+    """The frame's groups in the order of the records."""
+    columns = ["stage", "shape", "dtype", "pass", "device"]
+    for (stage, shape, dtype, pass_, device), rows in frame.groupby(columns, sort=False):
+        sizes = dict(part.split("=", 1) for part in shape.split())
+        cases = list(rows.rename(columns={"pass": "pass_"}).itertuples(index=False))
+        keys = sizes | {"dtype": dtype, "pass": pass_, "device": device}
+        yield Group(stage, keys, cases, f"{shape}  {dtype}  {pass_}  {device}")
+
+
+def choices(parts: list[Group]) -> dict[str, list[str]]:
+    """What the page offers to choose: the keys in which a stage's groups differ, with their values."""
+    offered: dict[str, list[str]] = {}
+    for group in parts:
+        for key in group.keys:
+            if len(_values(parts, group.stage, key)) > 1:
+                offered.setdefault(key, [])
+                if group.keys[key] not in offered[key]:
+                    offered[key].append(group.keys[key])
+    return {key: sorted(values, key=_numerically) for key, values in offered.items()}
+
+
+def default_choice(parts: list[Group]) -> dict[str, str]:
+    """The largest group of the first one's dtype, pass and device: the likeliest to be outside every cache."""
+    alike = [g for g in parts if all(g.keys[key] == parts[0].keys[key] for key in ("dtype", "pass", "device"))]
+    differing = choices(parts)
+    chosen: dict[str, str] = {}
+    for group in sorted(alike, key=_compulsory, reverse=True):
+        chosen = {key: value for key, value in group.keys.items() if key in differing} | chosen
+    return {key: values[-1] for key, values in differing.items()} | chosen
+
+
+def matches(group: Group, parts: list[Group], chosen: dict[str, str]) -> bool:
+    """Whether a group is shown; a stage without a choice to make shows what it has."""
+    return all(
+        group.keys[key] == value
+        for key, value in chosen.items()
+        if key in group.keys and len(_values(parts, group.stage, key)) > 1
+    )
+
+
+def plain(text: str) -> str:
+    """`text` with nothing in it that plotly takes for markup."""
+    return html.escape(text, quote=False)
+
+
+def clip(text: str, width: int) -> str:
+    """`text` on one line of at most `width` characters, its end marked when cut."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def hover(*lines: str) -> str:
+    """Lines for a hover label, wrapped to what fits a phone."""
+    wrapped = [part for line in lines for part in textwrap.wrap(line, _HOVER_WIDTH)]
+    return "<br>".join(plain(part) for part in wrapped)
+
+
+def unmeasured(case: Any) -> str | None:
+    """Why a case has no numbers at all; None when it passed."""
+    return None if case.status == "passed" else f"{case.status}, {case.reason}"
+
+
+def _text(number: int, position: str) -> dict[str, Any]:
+    return {
+        "mode": "text", "xaxis": f"x{number + 100}", "yaxis": f"y{number}", "textposition": position,
+        "hoverinfo": "text", "cliponaxis": False, "showlegend": False,
+    }  # fmt: skip
+
+
+def _values(parts: list[Group], stage: str, key: str) -> set[str]:
+    return {group.keys[key] for group in parts if group.stage == stage and key in group.keys}
+
+
+def _compulsory(group: Group) -> float:
+    return max((c.compulsory_read_bytes + c.compulsory_write_bytes for c in group.cases
+                if pandas.notna(c.compulsory_read_bytes)), default=0)  # fmt: skip
+
+
+def _numerically(value: str) -> tuple[int, int, str]:
+    return (0, int(value), "") if value.isdecimal() else (1, 0, value)
