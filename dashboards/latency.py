@@ -1,4 +1,8 @@
-"""Latency of one call: the median with its 95% interval, and every sample behind it."""
+"""Latency of one call: the median with its 95% interval, and every sample behind it.
+
+The dot is the median and the bar its interval; thin ticks are the samples. A hollow dot, written with [cache], had a
+working set that the last-level cache may hold: it says nothing of memory bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,16 @@ LINEAR_UP_TO = 8
 
 def latency(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noqa: ARG001
     """Only cases that ran natively have a latency; the others say in their row why they have none."""
-    chart = panels.Panels(frame, "seconds per call")
-    spread = {stage: 1.0 for stage in frame["stage"]}
+    chart = panels.Panels(frame, "time of one call")
+    spread = dict.fromkeys(frame["stage"], 1.0)
     for group in chart.groups:
         medians = [case.latency_s for case in group.cases if case.samples_s]
         spread[group.stage] = max(spread[group.stage], max(medians, default=1) / min(medians, default=1))
+    timed = {group.stage for group in chart.groups if any(case.samples_s for case in group.cases)}
     logarithmic = {stage for stage, factor in spread.items() if factor > LINEAR_UP_TO}
     for stage in spread:
         axis = chart.axis(stage)
-        axis.update(tickformat="~s", ticksuffix="s", nticks=5)
+        axis.update(tickformat="~s", ticksuffix="s", nticks=5, showticklabels=stage in timed)
         if stage in logarithmic:
             ticks = [digit * 10.0**power for power in range(-9, 4) for digit in (1, 2, 5)]
             axis.update(type="log", tickvals=ticks if spread[stage] < 50 else ticks[::3])
@@ -36,7 +41,7 @@ def latency(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noq
 
 def _draw(chart: panels.Panels, group: panels.Group, logarithmic: bool) -> None:
     timed = [case for case in group.cases if case.samples_s]
-    colours = {case.case_id: panels.COLOURS.get(case.toolkit, "#7f7f7f") for case in timed}
+    colours = {case.case_id: panels.colour(case) for case in timed}
     chart.add_marks(
         group, name="samples", mode="markers", hoverinfo="skip",
         x=[sample for case in timed for sample in case.samples_s],
@@ -52,7 +57,7 @@ def _draw(chart: panels.Panels, group: panels.Group, logarithmic: bool) -> None:
         y=[chart.row(case) for case in timed],
         hovertext=[_hover(group, case) for case in timed],
         error_x={
-            "type": "data", "symmetric": False, "color": "#7f7f7f", "thickness": 2, "width": 6,
+            "type": "data", "symmetric": False, "color": panels.GREY, "thickness": 2, "width": 6,
             "array": [case.latency_high_s - case.latency_s for case in timed],
             "arrayminus": [case.latency_s - case.latency_low_s for case in timed],
         },
@@ -77,7 +82,8 @@ def _range(timed: list[Any], logarithmic: bool) -> tuple[float, float] | None:
 
 def _value(case: Any) -> str:
     half = (case.latency_high_s - case.latency_low_s) / 2 / case.latency_s
-    return f"{units.seconds(case.latency_s)} ±{half:.1%}" + (" [cache]" if case.in_cache == 1 else "")
+    spread = f"{half:.1%}" if half < 0.095 else f"{half:.0%}"
+    return f"{units.seconds(case.latency_s)} ±{spread}" + (" [cache]" if case.in_cache == 1 else "")
 
 
 def _hover(group: panels.Group, case: Any) -> str:

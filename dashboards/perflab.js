@@ -1,44 +1,34 @@
-// Draws the figures of the page, and shows the group that the selectors name.
+// Draws the figures of the page: of each the traces of the group that the selectors name, and those of no group.
 "use strict";
 
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
-const charts = [...document.querySelectorAll(".chart")];
 const form = document.getElementById("choices");
 const groups = read("groups");
+const charts = [...document.querySelectorAll(".chart")].map((place) => ({ place, figure: read(place.dataset.figure) }));
 
 // A stage whose groups do not differ in a key shows what it has, whatever is chosen for that key.
-const differs = (stage, key) =>
-  new Set(groups.filter((g) => g.stage === stage && key in g.group).map((g) => g.group[key])).size > 1;
-const matches = (meta, chosen) =>
+const values = {};
+for (const { stage, group } of groups)
+  for (const [key, value] of Object.entries(group)) ((values[stage] ??= {})[key] ??= new Set()).add(value);
+const matches = ({ stage, group }, chosen) =>
   Object.entries(chosen).every(
-    ([key, value]) => !(key in meta.group) || meta.group[key] === value || !differs(meta.stage, key));
+    ([key, value]) => !(key in group) || group[key] === value || values[stage][key].size === 1);
 
-function show() {
-  const chosen = Object.fromEntries(new FormData(form));
-  for (const chart of charts) {
-    const visible = [], layout = {};
-    for (const trace of chart.data) {
-      const shown = !trace.meta?.group || matches(trace.meta, chosen);
-      visible.push(shown);
-      if (shown && trace.meta?.range) layout[`${trace.meta.axis}.range`] = trace.meta.range;
-    }
-    Plotly.update(chart, { visible }, layout);
-  }
-  const stages = [...new Set(groups.map((g) => g.stage))];
-  const without = stages.filter((stage) => !groups.some((g) => g.stage === stage && matches(g, chosen)));
-  document.getElementById("unmatched").textContent =
-    without.length ? `Nothing was measured with this choice for: ${without.join(", ")}` : "";
+function draw() {
+  const chosen = form ? Object.fromEntries(new FormData(form)) : {};
+  const drawn = charts.map(({ place, figure }) => {
+    const shown = figure.data.filter(({ meta }) => !meta?.group || matches(meta, chosen));
+    const layout = structuredClone(figure.layout);
+    for (const { meta } of shown) if (meta?.range) layout[meta.axis].range = [...meta.range];
+    const data = shown.map((trace) => ({ ...trace, visible: true }));
+    return Plotly.react(place, data, layout, { responsive: true, displayModeBar: false });
+  });
+  const without = Object.keys(values).filter((stage) => !groups.some((g) => g.stage === stage && matches(g, chosen)));
+  if (form)
+    document.getElementById("unmatched").textContent =
+      without.length ? `Nothing was measured with this choice for: ${without.join(", ")}` : "";
+  return Promise.all(drawn);
 }
 
-Promise.all(
-  charts.map((chart) => {
-    const figure = read(chart.dataset.figure);
-    return Plotly.newPlot(chart, figure.data, figure.layout, { responsive: true, displayModeBar: false });
-  })
-).then(() => {
-  if (form) {
-    form.addEventListener("change", show);
-    show();
-  }
-  document.documentElement.dataset.drawn = "yes";
-});
+form?.addEventListener("change", draw);
+draw().then(() => (document.documentElement.dataset.drawn = "yes"));

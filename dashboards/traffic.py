@@ -1,4 +1,8 @@
-"""Memory traffic as a multiple of the compulsory bytes: 1 is the fewest that the stage's contract allows."""
+"""Memory traffic as a multiple of the compulsory bytes: 1 is the fewest that the stage's contract allows.
+
+The number at the end of a row is that of its most trusted source, which is the filled mark; hollow marks are its other
+sources. Rows stand in the order of the catalogue, not in that of merit.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,9 @@ from typing import Any
 import pandas
 import plotly.graph_objects as go
 
-from perflab.analyse.traffic import ORDER as SOURCES
 from perflab.present import panels, units
 
 ORDER = 1
-SYMBOLS = {"dispatch": "circle", "compiler": "square", "interpreted": "diamond", "counter": "triangle-up"}
 
 
 def traffic(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noqa: ARG001
@@ -29,7 +31,7 @@ def traffic(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noq
         step = 1 + int((limits[1] - limits[0]) / math.log10(2) / 8)
         ticks = [power for power in powers if round(math.log2(power)) % step == 0]
         chart.axis(stage).update(type="log", range=limits, tickvals=ticks, ticktext=[f"{tick:g}×" for tick in ticks])
-        chart.add_line(stage, 1)
+        chart.add_line(stage, 1, "the compulsory bytes")
     for group in chart.groups:
         _draw(chart, group, counted)
     return chart.finish()
@@ -43,7 +45,7 @@ def _counts(case: Any) -> list[tuple[float, str, float, float]]:
     return [
         (_total(case, source) / fewest, source, getattr(case, f"{source}_read_bytes"),
          getattr(case, f"{source}_write_bytes"))
-        for source in SOURCES
+        for source in panels.SOURCES
         if pandas.notna(getattr(case, f"{source}_read_bytes"))
     ]  # fmt: skip
 
@@ -57,21 +59,22 @@ def _draw(chart: panels.Panels, group: panels.Group, counted: dict[str, list[tup
     drawn = [(case, counted[case.case_id]) for case in group.cases if counted[case.case_id]]
     stems = [(case, counts[-1][0]) for case, counts in drawn if counts[-1][0] > 0]
     chart.add_marks(
-        group, name="distance from the compulsory bytes", mode="lines", hoverinfo="skip", line={"width": 2, "color": "#7f7f7f"},
+        group, name="distance from the compulsory bytes", mode="lines", hoverinfo="skip",
+        line={"width": 2, "color": panels.GREY},
         x=[x for _, times in stems for x in (1, times, None)],
         y=[y for case, _ in stems for y in (chart.row(case), chart.row(case), None)],
     )  # fmt: skip
     # A logarithmic axis has no zero: a case that moved nothing has its number, and no mark.
     points = [(case, counts, one) for case, counts in drawn for one in counts if one[0] > 0]
+    colours = [panels.colour(case) for case, _, _ in points]
     chart.add_marks(
         group, name="traffic", mode="markers", hoverinfo="text",
         x=[one[0] for _, _, one in points],
         y=[chart.row(case) for case, _, _ in points],
         hovertext=[_hover(group, case, one) for case, _, one in points],
         marker={
-            "size": 12, "opacity": 1, "line": {"width": 2},
-            "color": [panels.COLOURS.get(case.toolkit, "#7f7f7f") for case, _, _ in points],
-            "symbol": [SYMBOLS[one[1]] + ("" if one is counts[-1] else "-open") for _, counts, one in points],
+            "size": 12, "opacity": 1, "line": {"width": 2, "color": colours}, "color": colours,
+            "symbol": [panels.SOURCES[one[1]][0] + ("" if one is counts[-1] else "-open") for _, counts, one in points],
         },
     )  # fmt: skip
     chart.add_values(group, [(case, f"{units.ratio(counts[-1][0])}× {counts[-1][1]}") for case, counts in drawn])

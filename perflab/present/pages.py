@@ -33,13 +33,16 @@ GENERATOR = '<meta name="generator" content="perflab">'
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart file: its name, the first line of its docstring, and its function of that name.
+    """One chart file: its name, its docstring and its function of that name.
 
+    caption   the docstring's first line
+    reading   the rest of it: how to read the chart, shown above it
     function  (frame, about) -> figure, where the frame holds a row per record (`perflab.present.formats.frame`)
     """
 
     name: str
     caption: str
+    reading: str
     path: Path
     order: int
     function: Callable[[pandas.DataFrame, dict[str, Any]], go.Figure]
@@ -51,6 +54,7 @@ class Drawn:
 
     name: str
     caption: str
+    reading: str
     height: int
     figure: Markup
     notes: list[str]
@@ -85,7 +89,7 @@ def build(run: store.Run, place: Workspace, out: Path) -> Path:
 def _load(path: Path) -> Chart:
     try:
         module = load_module(path)
-        caption = (module.__doc__ or "").strip().partition("\n")[0]
+        caption, _, reading = (module.__doc__ or "").strip().partition("\n")
         function = getattr(module, path.stem, None)
     except Exception as error:
         raise PerflabError(f"{path}: {one_line(error)}") from error
@@ -93,7 +97,7 @@ def _load(path: Path) -> Chart:
         raise PerflabError(f"{path}: has no docstring; its first line is the chart's caption")
     if not callable(function):
         raise PerflabError(f"{path}: defines no function named {path.stem!r}")
-    return Chart(path.stem, caption, path, getattr(module, "ORDER", 100), function)
+    return Chart(path.stem, caption, " ".join(reading.split()), path, getattr(module, "ORDER", 100), function)
 
 
 def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn:
@@ -108,12 +112,16 @@ def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn
         line = next((f", line {f.lineno}" for f in reversed(frames) if f.filename == str(chart.path.resolve())), "")
         raise PerflabError(f"{chart.path}{line}: {one_line(error)}") from error
     notes = (figure.layout.meta or {}).get("notes", [])
-    return Drawn(chart.name, chart.caption, int(figure.layout.height or 450), Markup(text), list(notes))
+    return Drawn(chart.name, chart.caption, chart.reading, int(figure.layout.height or 450), Markup(text), list(notes))
 
 
 def _content(records: list[Record], about: dict[str, Any], blocks: list[table.Block]) -> dict[str, Any]:
     """What the template shows besides the charts."""
     parts = list(panels.groups(formats.frame(records, [{} for _ in records])))
+    used = {traffic.source for record in records for traffic in record.traffic}
+    by_stage: dict[str, list[tuple[panels.Group, table.Block]]] = {}
+    for part, block in zip(parts, blocks, strict=True):
+        by_stage.setdefault(part.stage, []).append((part, block))
     return {
         "about": about,
         "question": (about.get("suite") or {}).get("question") or "What does this run tell?",
@@ -123,11 +131,11 @@ def _content(records: list[Record], about: dict[str, Any], blocks: list[table.Bl
         "choices": panels.choices(parts),
         "chosen": panels.default_choice(parts),
         "groups": [{"stage": part.stage, "group": part.keys} for part in parts],
-        "blocks": list(zip(parts, blocks, strict=True)),
+        "stages": by_stage,
         "header": table.HEADER,
         "legend": table.legend(about, blocks),
         "toolkits": {name: colour for name, colour in panels.COLOURS.items() if name in {r.toolkit for r in records}},
-        "sources": [name for name in formats.ORDER if any(t.source == name for r in records for t in r.traffic)],
+        "sources": {name: told for name, told in panels.SOURCES.items() if name in used},
     }
 
 

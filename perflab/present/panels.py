@@ -16,12 +16,21 @@ from typing import Any
 import pandas
 import plotly.graph_objects as go
 
+GREY = "#7f7f7f"
 #: Okabe and Ito's colours, those with enough contrast on white and on black.
-COLOURS = {"eager": "#7f7f7f", "compiled": "#d55e00", "triton": "#0072b2", "tilelang": "#009e73", "peer": "#cc79a7"}
+COLOURS = {"eager": GREY, "compiled": "#d55e00", "triton": "#0072b2", "tilelang": "#009e73", "peer": "#cc79a7"}
 
-_HEAD, _ROW, _FOOT = 40, 44, 46  # pixels: a panel's title, each of its rows, its axis
+#: The mark of each source of bytes, and how it comes by them; from the least to the most trusted.
+SOURCES = {
+    "dispatch": ("circle", "counted, every tensor operation's reads and writes"),
+    "compiler": ("square", "counted, from the compiler's own schedule"),
+    "interpreted": ("diamond", "counted, loads and stores of the interpreted kernel"),
+    "counter": ("triangle-up", "measured, the GPU's hardware counters"),
+}
+
+_HEAD, _ROW, _FOOT = 40, 44, 50  # pixels: a panel's title, each of its rows, its axis
 _ABOVE, _BELOW = -0.2, 0.2  # where a row's text and its marks stand, in rows
-_HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 26, 46  # characters that fit a phone
+_HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 24, 52  # characters that fit a phone
 
 
 @dataclass(frozen=True)
@@ -44,12 +53,15 @@ class Panels:
     def __init__(self, frame: pandas.DataFrame, axis: str) -> None:
         self.figure = go.Figure()
         self.groups = list(groups(frame))
-        self._rows = {
-            stage: list(dict.fromkeys(rows["implementation"])) for stage, rows in frame.groupby("stage", sort=False)
-        }
+        self._rows: dict[str, list[str]] = {}
+        for stage, implementation in zip(frame["stage"], frame["implementation"], strict=True):
+            rows = self._rows.setdefault(stage, [])
+            if implementation not in rows:
+                rows.append(implementation)
         self._stages = list(self._rows)
         self._shown = default_choice(self.groups)
         self._absent: dict[str, dict[str, int]] = {}
+        self._traces: list[dict[str, Any]] = []
         self._lay_out(axis)
 
     def row(self, case: Any) -> float:
@@ -60,13 +72,13 @@ class Panels:
         """The stage's x axis, to set its type and ticks."""
         return self.figure.layout[f"xaxis{self._number(stage)}"]
 
-    def add_line(self, stage: str, x: float) -> None:
-        """Draw a dashed line across the panel at `x`."""
-        number = self._number(stage)
-        self.figure.add_shape(
-            type="line", layer="below", line={"dash": "dash", "width": 1.5}, x0=x, x1=x, y0=0, y1=1,
-            xref=f"x{number}", yref=f"y{number} domain" if number > 1 else "y domain",
-        )  # fmt: skip
+    def add_line(self, stage: str, x: float, name: str) -> None:
+        """Draw a dashed line across the panel at `x`, whatever group is shown."""
+        number, bottom = self._number(stage), len(self._rows[stage]) - 0.5
+        self._traces.append({
+            "name": name, "mode": "lines", "line": {"dash": "dash", "width": 1.5, "color": GREY}, "hoverinfo": "skip",
+            "x": [x, x], "y": [-0.5, bottom], "xaxis": f"x{number}", "yaxis": f"y{number}", "showlegend": False,
+        })  # fmt: skip
 
     def add_marks(self, group: Group, axis_range: tuple[float, float] | None = None, **trace: Any) -> None:
         """Add a scatter trace that is shown with its group; the axis takes `axis_range` then."""
@@ -74,11 +86,11 @@ class Panels:
         shown = matches(group, self.groups, self._shown)
         meta: dict[str, Any] = {"stage": group.stage, "group": group.keys}
         if axis_range:
-            meta |= {"range": list(axis_range), "axis": f"xaxis{number}"}
+            meta |= {"range": list(axis_range), "axis": f"xaxis{number}" if number > 1 else "xaxis"}
             if shown:
                 self.axis(group.stage).range = axis_range
-        self.figure.add_trace(
-            go.Scatter(xaxis=f"x{number}", yaxis=f"y{number}", meta=meta, visible=shown, showlegend=False, **trace)
+        self._traces.append(
+            {"xaxis": f"x{number}", "yaxis": f"y{number}", "meta": meta, "visible": shown, "showlegend": False} | trace
         )
 
     def add_values(self, group: Group, values: list[tuple[Any, str]]) -> None:
@@ -87,34 +99,37 @@ class Panels:
 
     def add_absent(self, group: Group, reasons: list[tuple[Any, str]]) -> None:
         """Write why a row has no mark into the row, and keep it for the notes under the chart."""
-        self._write(group, [(case, clip(why, _TEXT_WIDTH), why) for case, why in reasons], x=0, offset=_BELOW)
+        texts = [(case, clip(why.rpartition(" [")[0] or why, _TEXT_WIDTH), why) for case, why in reasons]
+        self._write(group, texts, x=0, offset=_BELOW)
         for case, why in reasons:
             cases = self._absent.setdefault(why, {})
             cases[case.implementation] = cases.get(case.implementation, 0) + 1
 
-    def finish(self, *notes: str) -> go.Figure:
+    def finish(self) -> go.Figure:
         """The figure, with the notes that the page prints below it."""
+        self.figure.add_traces(self._traces)
         absent = [
             f"{why}: " + ", ".join(f"{name} ({count} groups)" if count > 1 else name for name, count in cases.items())
             for why, cases in self._absent.items()
         ]
-        self.figure.layout.meta = {"notes": [*notes, *absent]}
+        self.figure.layout.meta = {"notes": absent}
         return self.figure
 
     def _write(self, group: Group, texts: list[tuple[Any, str, str]], x: int, offset: float) -> None:
         if not texts:
             return
         number = self._number(group.stage)
-        self.figure.add_trace(
-            go.Scatter(
-                x=[x] * len(texts),
-                y=[self._rows[group.stage].index(case.implementation) + offset for case, _, _ in texts],
-                text=[plain(text) if x else f"<i>{plain(text)}</i>" for _, text, _ in texts],
-                hovertext=[hover(full) for _, _, full in texts],
-                **_text(number, "middle left" if x else "middle right"),
-                meta={"stage": group.stage, "group": group.keys},
-                visible=matches(group, self.groups, self._shown),
-            )
+        self._traces.append(
+            _text(number, "middle left" if x else "middle right")
+            | {
+                "name": "values" if x else "absent",
+                "x": [x] * len(texts),
+                "y": [self._rows[group.stage].index(case.implementation) + offset for case, _, _ in texts],
+                "text": [plain(text) if x else f"<i>{plain(text)}</i>" for _, text, _ in texts],
+                "hovertext": [hover(full) for _, _, full in texts],
+                "meta": {"stage": group.stage, "group": group.keys},
+                "visible": matches(group, self.groups, self._shown),
+            }
         )
 
     def _number(self, stage: str) -> int:
@@ -142,7 +157,7 @@ class Panels:
                 **still, "domain": domain, "anchor": f"x{number}", "range": [count - 0.5, -0.5],
                 "showticklabels": False, "tickvals": [edge - 0.5 for edge in range(count + 1)],
             },
-            f"xaxis{number}": {**still, "anchor": f"y{number}", "title": {"text": axis, "standoff": 4}},
+            f"xaxis{number}": {**still, "anchor": f"y{number}", "title": {"text": axis, "standoff": 8}},
             # A second axis from 0 to 1 holds the texts: they keep their place whatever the numbers are.
             f"xaxis{number + 100}": {
                 **still, "anchor": f"y{number}", "overlaying": f"x{number}", "range": [0, 1], "visible": False,
@@ -153,23 +168,27 @@ class Panels:
             xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=4,
         )  # fmt: skip
         short = [name.removeprefix(stage + "/") for name in names]
-        self.figure.add_trace(
-            go.Scatter(
-                x=[0] * count, y=[index + _ABOVE for index in range(count)], name="names",
-                text=[f"<b>{plain(clip(name, _NAME_WIDTH))}</b>" for name in short],
-                hovertext=[hover(name) for name in names], **_text(number, "middle right"),
-            )
-        )  # fmt: skip
+        self._traces.append(
+            _text(number, "middle right")
+            | {
+                "name": "names",
+                "x": [0] * count,
+                "y": [index + _ABOVE for index in range(count)],
+                "text": [f"<b>{plain(clip(name, _NAME_WIDTH))}</b>" for name in short],
+                "hovertext": [hover(name) for name in names],
+            }
+        )
 
 
 def groups(frame: pandas.DataFrame) -> Iterator[Group]:
     """The frame's groups in the order of the records."""
-    columns = ["stage", "shape", "dtype", "pass", "device"]
-    for (stage, shape, dtype, pass_, device), rows in frame.groupby(columns, sort=False):
-        sizes = dict(part.split("=", 1) for part in shape.split())
-        cases = list(rows.rename(columns={"pass": "pass_"}).itertuples(index=False))
-        keys = sizes | {"dtype": dtype, "pass": pass_, "device": device}
-        yield Group(stage, keys, cases, f"{shape}  {dtype}  {pass_}  {device}")
+    members: dict[tuple[str, ...], list[Any]] = {}
+    cases: Iterator[Any] = frame.rename(columns={"pass": "pass_"}).itertuples(index=False)
+    for case in cases:
+        members.setdefault((case.stage, case.shape, case.dtype, case.pass_, case.device), []).append(case)
+    for (stage, shape, dtype, pass_, device), together in members.items():
+        keys = dict(part.split("=", 1) for part in shape.split()) | {"dtype": dtype, "pass": pass_, "device": device}
+        yield Group(stage, keys, together, f"{shape}  {dtype}  {pass_}  on {device}")
 
 
 def choices(parts: list[Group]) -> dict[str, list[str]]:
@@ -208,6 +227,11 @@ def plain(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def colour(case: Any) -> str:
+    """The colour of the case's toolkit, the same in every chart."""
+    return COLOURS.get(case.toolkit, GREY)
+
+
 def clip(text: str, width: int) -> str:
     """`text` on one line of at most `width` characters, its end marked when cut."""
     line = " ".join(text.split())
@@ -222,12 +246,15 @@ def hover(*lines: str) -> str:
 
 def unmeasured(case: Any) -> str | None:
     """Why a case has no numbers at all; None when it passed."""
-    return None if case.status == "passed" else f"{case.status}, {case.reason}"
+    if case.status == "passed":
+        return None
+    code, _, text = case.reason.partition(": ")
+    return f"{case.status}: {text} [{code}]"
 
 
 def _text(number: int, position: str) -> dict[str, Any]:
     return {
-        "mode": "text", "xaxis": f"x{number + 100}", "yaxis": f"y{number}", "textposition": position,
+        "type": "scatter", "mode": "text", "xaxis": f"x{number + 100}", "yaxis": f"y{number}", "textposition": position,
         "hoverinfo": "text", "cliponaxis": False, "showlegend": False,
     }  # fmt: skip
 
