@@ -1,7 +1,7 @@
 """Memory traffic as a multiple of the compulsory bytes: 1 is the fewest that the stage's contract allows.
 
 The number at the end of a row is that of its most trusted source, which is the filled mark; hollow marks are its other
-sources. Rows stand in the order of the catalogue, not in that of merit.
+sources. Rows stand in the order of the records, not in that of merit.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _hover(group: panels.Group, case: Any, count: tuple[float, str, float, float
         case.implementation,
         group.title,
         f"{units.ratio(times)}× the compulsory {units.size(_total(case, 'compulsory'))}",
-        f"read {units.size(read)} of at least {units.size(case.compulsory_read_bytes)}",
-        f"wrote {units.size(write)} of at least {units.size(case.compulsory_write_bytes)}",
+        f"read {units.size(read)} (compulsory {units.size(case.compulsory_read_bytes)})",
+        f"wrote {units.size(write)} (compulsory {units.size(case.compulsory_write_bytes)})",
         f"source: {source}",
     )
 

@@ -16,6 +16,8 @@ from typing import Any
 import pandas
 import plotly.graph_objects as go
 
+from perflab.present import units
+
 GREY = "#7f7f7f"
 #: Okabe and Ito's colours, those with enough contrast on white and on black.
 COLOURS = {"eager": GREY, "compiled": "#d55e00", "triton": "#0072b2", "tilelang": "#009e73", "peer": "#cc79a7"}
@@ -28,8 +30,8 @@ SOURCES = {
     "counter": ("triangle-up", "measured, the GPU's hardware counters"),
 }
 
-_HEAD, _ROW, _FOOT = 40, 44, 50  # pixels: a panel's title, each of its rows, its axis
-_ABOVE, _BELOW = -0.2, 0.2  # where a row's text and its marks stand, in rows
+_HEAD, _ROW, _FOOT = 60, 44, 50  # pixels: a panel's title, each of its rows, its axis
+_TITLE, _ABOVE, _BELOW = -0.75, -0.2, 0.2  # where a group's title, a row's text and its marks stand, in rows
 _HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 24, 52  # characters that fit a phone
 
 
@@ -63,6 +65,8 @@ class Panels:
         self._absent: dict[str, dict[str, int]] = {}
         self._traces: list[dict[str, Any]] = []
         self._lay_out(axis)
+        for group in self.groups:
+            self._write(group, [(_TITLE, group.title, group.title)], "group")
 
     def row(self, case: Any) -> float:
         """Where the marks of a case stand on its panel's y axis."""
@@ -95,12 +99,12 @@ class Panels:
 
     def add_values(self, group: Group, values: list[tuple[Any, str]]) -> None:
         """Write a number with its source at the right end of its row."""
-        self._write(group, [(case, text, text) for case, text in values], x=1, offset=_ABOVE)
+        self._write(group, [(self.row(case) - _BELOW + _ABOVE, text, text) for case, text in values], "values")
 
     def add_absent(self, group: Group, reasons: list[tuple[Any, str]]) -> None:
         """Write why a row has no mark into the row, and keep it for the notes under the chart."""
-        texts = [(case, clip(why.rpartition(" [")[0] or why, _TEXT_WIDTH), why) for case, why in reasons]
-        self._write(group, texts, x=0, offset=_BELOW)
+        texts = [(self.row(case), clip(why.rpartition(" [")[0] or why, _TEXT_WIDTH), why) for case, why in reasons]
+        self._write(group, texts, "absent")
         for case, why in reasons:
             cases = self._absent.setdefault(why, {})
             cases[case.implementation] = cases.get(case.implementation, 0) + 1
@@ -115,17 +119,18 @@ class Panels:
         self.figure.layout.meta = {"notes": absent}
         return self.figure
 
-    def _write(self, group: Group, texts: list[tuple[Any, str, str]], x: int, offset: float) -> None:
+    def _write(self, group: Group, texts: list[tuple[float, str, str]], name: str) -> None:
+        """Add (place on the y axis, text, text on hover); values stand at the right, everything else at the left."""
         if not texts:
             return
-        number = self._number(group.stage)
+        right, italic = name == "values", name == "absent"
         self._traces.append(
-            _text(number, "middle left" if x else "middle right")
+            _text(self._number(group.stage), "middle left" if right else "middle right")
             | {
-                "name": "values" if x else "absent",
-                "x": [x] * len(texts),
-                "y": [self._rows[group.stage].index(case.implementation) + offset for case, _, _ in texts],
-                "text": [plain(text) if x else f"<i>{plain(text)}</i>" for _, text, _ in texts],
+                "name": name,
+                "x": [int(right)] * len(texts),
+                "y": [place for place, _, _ in texts],
+                "text": [f"<i>{plain(text)}</i>" if italic else plain(text) for _, text, _ in texts],
                 "hovertext": [hover(full) for _, _, full in texts],
                 "meta": {"stage": group.stage, "group": group.keys},
                 "visible": matches(group, self.groups, self._shown),
@@ -165,7 +170,7 @@ class Panels:
         })  # fmt: skip
         self.figure.add_annotation(
             text=f"<b>{plain(clip(stage, 2 * _NAME_WIDTH))}</b>", font={"size": 15}, showarrow=False,
-            xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=4,
+            xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=24,
         )  # fmt: skip
         short = [name.removeprefix(stage + "/") for name in names]
         self._traces.append(
@@ -188,7 +193,8 @@ def groups(frame: pandas.DataFrame) -> Iterator[Group]:
         members.setdefault((case.stage, case.shape, case.dtype, case.pass_, case.device), []).append(case)
     for (stage, shape, dtype, pass_, device), together in members.items():
         keys = dict(part.split("=", 1) for part in shape.split()) | {"dtype": dtype, "pass": pass_, "device": device}
-        yield Group(stage, keys, together, f"{shape}  {dtype}  {pass_}  on {device}")
+        fewest = units.size(_compulsory(together)) or "unknown"
+        yield Group(stage, keys, together, f"{shape}  {dtype}  {pass_}  on {device}  (fewest {fewest})")
 
 
 def choices(parts: list[Group]) -> dict[str, list[str]]:
@@ -208,7 +214,7 @@ def default_choice(parts: list[Group]) -> dict[str, str]:
     alike = [g for g in parts if all(g.keys[key] == parts[0].keys[key] for key in ("dtype", "pass", "device"))]
     differing = choices(parts)
     chosen: dict[str, str] = {}
-    for group in sorted(alike, key=_compulsory, reverse=True):
+    for group in sorted(alike, key=lambda group: _compulsory(group.cases) or 0, reverse=True):
         chosen = {key: value for key, value in group.keys.items() if key in differing} | chosen
     return {key: values[-1] for key, values in differing.items()} | chosen
 
@@ -263,9 +269,9 @@ def _values(parts: list[Group], stage: str, key: str) -> set[str]:
     return {group.keys[key] for group in parts if group.stage == stage and key in group.keys}
 
 
-def _compulsory(group: Group) -> float:
-    return max((c.compulsory_read_bytes + c.compulsory_write_bytes for c in group.cases
-                if pandas.notna(c.compulsory_read_bytes)), default=0)  # fmt: skip
+def _compulsory(cases: list[Any]) -> float | None:
+    known = [case for case in cases if pandas.notna(case.compulsory_read_bytes)]
+    return max((case.compulsory_read_bytes + case.compulsory_write_bytes for case in known), default=None)
 
 
 def _numerically(value: str) -> tuple[int, int, str]:
