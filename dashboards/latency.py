@@ -57,13 +57,13 @@ def _draw(chart: panels.Panels, group: panels.Group, logarithmic: bool) -> None:
         y=[chart.row(case) for case in timed],
         hovertext=[_hover(group, case) for case in timed],
         error_x={
-            "type": "data", "symmetric": False, "color": panels.GREY, "thickness": 2, "width": 6,
+            "type": "data", "symmetric": False, "color": panels.GREY, "thickness": 1.5, "width": 4,
             "array": [case.latency_high_s - case.latency_s for case in timed],
             "arrayminus": [case.latency_s - case.latency_low_s for case in timed],
         },
         # Hollow: the cache may hold the working set.
         marker={
-            "size": 10, "opacity": 1, "line": {"width": 2}, "color": [colours[case.case_id] for case in timed],
+            "size": 9, "opacity": 1, "line": {"width": 2}, "color": [colours[case.case_id] for case in timed],
             "symbol": ["circle-open" if case.in_cache == 1 else "circle" for case in timed],
         },
     )  # fmt: skip

@@ -30,7 +30,7 @@ SOURCES = {
     "counter": ("triangle-up", "measured, the GPU's hardware counters"),
 }
 
-_HEAD, _ROW, _FOOT = 60, 44, 50  # pixels: a panel's title, each of its rows, its axis
+_HEAD, _ROW, _FOOT = 40, 44, 50  # pixels: a panel's name, each of its rows, its axis
 _TITLE, _ABOVE, _BELOW = -0.75, -0.2, 0.2  # where a group's title, a row's text and its marks stand, in rows
 _HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 24, 52  # characters that fit a phone
 
@@ -141,8 +141,8 @@ class Panels:
         return self._stages.index(stage) + 1
 
     def _lay_out(self, axis: str) -> None:
-        heights = [_HEAD + _ROW * len(rows) + _FOOT for rows in self._rows.values()]
-        total, top = sum(heights), 0
+        heights = [_HEAD + _ROW * (len(rows) + 0.5) + _FOOT for rows in self._rows.values()]
+        total, top = sum(heights), 0.0
         self.figure.update_layout(
             height=total, margin={"l": 8, "r": 8, "t": 0, "b": 0}, template="none", hovermode="closest",
             paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", dragmode=False,
@@ -159,7 +159,7 @@ class Panels:
         still = {"fixedrange": True, "zeroline": False}
         self.figure.update_layout({
             f"yaxis{number}": {
-                **still, "domain": domain, "anchor": f"x{number}", "range": [count - 0.5, -0.5],
+                **still, "domain": domain, "anchor": f"x{number}", "range": [count - 0.5, -1],
                 "showticklabels": False, "tickvals": [edge - 0.5 for edge in range(count + 1)],
             },
             f"xaxis{number}": {**still, "anchor": f"y{number}", "title": {"text": axis, "standoff": 8}},
@@ -170,7 +170,7 @@ class Panels:
         })  # fmt: skip
         self.figure.add_annotation(
             text=f"<b>{plain(clip(stage, 2 * _NAME_WIDTH))}</b>", font={"size": 15}, showarrow=False,
-            xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=24,
+            xref="paper", x=0, xanchor="left", yref="paper", y=domain[1], yanchor="bottom", yshift=0,
         )  # fmt: skip
         short = [name.removeprefix(stage + "/") for name in names]
         self._traces.append(
