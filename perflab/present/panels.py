@@ -32,7 +32,7 @@ SOURCES = {
 
 _HEAD, _ROW, _FOOT = 40, 44, 50  # pixels: a panel's name, each of its rows, its axis
 _TITLE, _ABOVE, _BELOW = -0.75, -0.2, 0.2  # where a group's title, a row's text and its marks stand, in rows
-_HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH = 44, 24, 52  # characters that fit a phone
+_HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH, _TITLE_WIDTH = 44, 24, 50, 36  # characters that fit a phone
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class Panels:
         self._traces: list[dict[str, Any]] = []
         self._lay_out(axis)
         for group in self.groups:
-            self._write(group, [(_TITLE, group.title, group.title)], "group")
+            self._write(group, [(_TITLE, clip(group.title, _TITLE_WIDTH), group.title)], "group")
+            fewest = units.size(_compulsory(group.cases))
+            self._write(group, [(_TITLE, f"fewest {fewest}", "compulsory bytes")] if fewest else [], "fewest")
 
     def row(self, case: Any) -> float:
         """Where the marks of a case stand on its panel's y axis."""
@@ -123,7 +125,7 @@ class Panels:
         """Add (place on the y axis, text, text on hover); values stand at the right, everything else at the left."""
         if not texts:
             return
-        right, italic = name == "values", name == "absent"
+        right, italic = name in ("values", "fewest"), name == "absent"
         self._traces.append(
             _text(self._number(group.stage), "middle left" if right else "middle right")
             | {
@@ -193,8 +195,7 @@ def groups(frame: pandas.DataFrame) -> Iterator[Group]:
         members.setdefault((case.stage, case.shape, case.dtype, case.pass_, case.device), []).append(case)
     for (stage, shape, dtype, pass_, device), together in members.items():
         keys = dict(part.split("=", 1) for part in shape.split()) | {"dtype": dtype, "pass": pass_, "device": device}
-        fewest = units.size(_compulsory(together)) or "unknown"
-        yield Group(stage, keys, together, f"{shape}  {dtype}  {pass_}  on {device}  (fewest {fewest})")
+        yield Group(stage, keys, together, f"{shape} {dtype} {pass_} {device}")
 
 
 def choices(parts: list[Group]) -> dict[str, list[str]]:

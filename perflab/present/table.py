@@ -100,8 +100,22 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
         name = record.implementation.removeprefix(record.stage + "/")
         if record.reason:
             notes.append(f"{name}: {record.reason.text} [{record.reason.code}]")
-        notes += [f"{name}: {text}" for text in record.warnings]
+        notes += [f"{name}: {text}" for text in (*_other_sources(record), *record.warnings)]
     return Block(title, [_row(record, columns) for record, columns in members], notes)
+
+
+def _other_sources(record: Record) -> list[str]:
+    """What the sources say that the table has no column for."""
+    fewest = record.compulsory.read_bytes + record.compulsory.write_bytes if record.compulsory else 0
+    others = [
+        (traffic.source, traffic.read_bytes + traffic.write_bytes)
+        for traffic in record.traffic
+        if traffic is not best(record)
+    ]
+    return [
+        f"traffic by {source}: {units.size(total)}" + (f", {units.ratio(total / fewest)} x fewest" if fewest else "")
+        for source, total in others
+    ]
 
 
 def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]:

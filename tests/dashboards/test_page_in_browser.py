@@ -101,7 +101,9 @@ def test_the_reader_chooses_the_group(browser: Any, tmp_path: Path) -> None:
     page = visit.page
 
     def titles() -> list[str]:
-        return [text.partition("  ")[0] for text in page.evaluate(TEXTS) if text.startswith("T=")]
+        return [
+            text.partition(" bf16")[0].partition(" fp32")[0] for text in page.evaluate(TEXTS) if text.startswith("T=")
+        ]
 
     assert titles() == 2 * ["T=65536 n=4 C=2560", "T=1024 n=4 C=2560"], "b has one group, which is always shown"
     page.select_option("select[name=T]", "1024")

@@ -87,6 +87,7 @@ def test_the_table_has_a_row_per_case_with_all_its_cells(kinds: str) -> None:
     assert len(rows) == len(made.every_kind())
     cells = [html.unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<td.*?</td>", rows["compiled"])]
     assert cells == ["passed", "1.7e-03", "32.8 MB", "1.25", "counter", "1 ms ±15%", "26.2 GB/s [cache]", "–", "1.00x"]
+    assert "compiled: traffic by compiler: 26.2 MB, 1.00 x fewest" in text(kinds), "no source hides another"
     assert "not counted" in rows["compiled_uncounted"]
     assert "(interpreted)" in rows["triton_row"]
     assert "no numbers; the reason is below" in rows["tilelang_tile"]
@@ -155,6 +156,17 @@ def test_a_broken_chart_is_one_line_that_names_the_file(
     error = capsys.readouterr().err
     assert complaint in error and "dashboards/bad.py" in error and error.count("\n") == 1
     assert not (tmp_path / "site").exists()
+
+
+def test_a_workspace_with_one_chart_of_its_own_has_a_page(tmp_path: Path) -> None:
+    for folder in ("kernels", "suites", "dashboards"):
+        (tmp_path / folder).mkdir()
+    body = "import plotly.graph_objects as go\n\n\ndef own(frame, about):\n    return go.Figure(go.Bar(y=[7]))\n"
+    (tmp_path / "dashboards/own.py").write_text('"""Mine."""\n' + body)
+    results = made.write(tmp_path, made.every_kind())
+    assert command("dashboard", "build", "--workspace", tmp_path, "--results", results, "--out", tmp_path / "site") == 0
+    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert re.findall(r'id="chart-(\w+)"', page) == ["own"]
 
 
 def test_the_page_is_built_again_over_itself_and_other_files_stay(tmp_path: Path) -> None:
