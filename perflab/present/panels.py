@@ -37,7 +37,7 @@ _HOVER_WIDTH, _NAME_WIDTH, _TEXT_WIDTH, _TITLE_WIDTH = 44, 24, 50, 36  # charact
 
 @dataclass(frozen=True)
 class Group:
-    """The records of one stage, shape, dtype, pass and device.
+    """The records of one stage, shape, dtype, pass and device; the page names the device, which is the run's.
 
     keys   what tells this group from the stage's others, as text: {"T": "1024", "dtype": "bf16", ...}
     cases  one named tuple of the frame's columns per record
@@ -195,7 +195,7 @@ def groups(frame: pandas.DataFrame) -> Iterator[Group]:
         members.setdefault((case.stage, case.shape, case.dtype, case.pass_, case.device), []).append(case)
     for (stage, shape, dtype, pass_, device), together in members.items():
         keys = dict(part.split("=", 1) for part in shape.split()) | {"dtype": dtype, "pass": pass_, "device": device}
-        yield Group(stage, keys, together, f"{shape} {dtype} {pass_} {device}")
+        yield Group(stage, keys, together, f"{shape} {dtype} {pass_}")
 
 
 def choices(parts: list[Group]) -> dict[str, list[str]]:
