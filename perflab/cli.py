@@ -158,6 +158,17 @@ def dashboard_build(
     dashboard.build(run, out, results, workspace)
 
 
+@dashboard_app.command("serve")
+def dashboard_serve(
+    out: Annotated[Path | None, typer.Option("--out", help="Folder that was built; default: ./site.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+) -> None:
+    """Serve the built folder to browsers on this machine."""
+    from perflab.commands import dashboard
+
+    dashboard.serve(out, port)
+
+
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,

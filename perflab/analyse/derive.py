@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perflab.analyse.context import Context
-from perflab.catalogue import load_module
+from perflab.catalogue import TOOLKITS, load_module
 from perflab.errors import PerflabError, one_line
 from perflab.record import Record
 
@@ -69,3 +69,17 @@ def derive(
 def group_key(record: Record) -> tuple[object, ...]:
     """What the records of one group share."""
     return (record.stage, tuple(record.shape.items()), record.dtype, record.pass_, record.device)
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """Groups as they were measured; within one, toolkits in their order: records come as they were finished."""
+    groups = list(dict.fromkeys(group_key(record) for record in records))
+    toolkits = {name: index for index, name in enumerate(TOOLKITS)}
+    return sorted(
+        records,
+        key=lambda record: (
+            groups.index(group_key(record)),
+            toolkits.get(record.toolkit, len(toolkits)),
+            record.implementation,
+        ),
+    )

@@ -50,7 +50,7 @@ def derived_columns(
     """A run's records, its run.json and the derived columns of each record."""
     from perflab.analyse import derive
 
-    records, about = run.records(), run.about()
+    records, about = derive.in_order(run.records()), run.about()
     return records, about, derive.derive(records, about, derive.metrics(place.dashboards))
 
 

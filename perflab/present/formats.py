@@ -6,9 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from perflab.analyse.stats import median_interval
+from perflab.analyse.traffic import ORDER
 from perflab.record import Record
+
+if TYPE_CHECKING:
+    import pandas
 
 Derived = Sequence[Mapping[str, float | None]]
 
@@ -36,8 +41,17 @@ def as_csv(records: Sequence[Record], derived: Derived) -> str:
     return out.getvalue().rstrip("\n")
 
 
+def frame(records: Sequence[Record], derived: Derived) -> pandas.DataFrame:
+    """The flat rows with the raw samples beside them (`samples_s`, a list), for charts."""
+    import pandas
+
+    rows = flat_rows(records, derived)
+    samples = [list(record.latency.samples_s) if record.latency else [] for record in records]
+    return pandas.DataFrame([row | {"samples_s": taken} for row, taken in zip(rows, samples, strict=True)])
+
+
 def flat_rows(records: Sequence[Record], derived: Derived) -> list[dict[str, Any]]:
-    """Records as flat rows: names, status, error, traffic source, derived columns, reason."""
+    """Records as flat rows: names, status, error, bytes by source, latency's interval, derived columns, reason."""
     rows = []
     for record, columns in zip(records, derived, strict=True):
         data = record.model_dump(by_alias=True)
@@ -46,7 +60,34 @@ def flat_rows(records: Sequence[Record], derived: Derived) -> list[dict[str, Any
             | {"shape": " ".join(f"{dim}={size}" for dim, size in record.shape.items())}
             | {"relative_l2_error": record.accuracy.relative_l2_error if record.accuracy else None}
             | {"traffic_source": "+".join(traffic.source for traffic in record.traffic)}
+            | _bytes(record)
+            | _interval(record)
             | dict(columns)
             | {"reason": f"{record.reason.code}: {record.reason.text}" if record.reason else None}
+            | {"warnings": " | ".join(record.warnings)}
         )
     return rows
+
+
+def _bytes(record: Record) -> dict[str, int | None]:
+    """Compulsory bytes and those of every source, so that no source hides another."""
+    by_source: dict[str, Any] = {traffic.source: traffic for traffic in record.traffic}
+    parts = {"compulsory": record.compulsory} | {source: by_source.get(source) for source in ORDER}
+    return {
+        f"{name}_{way}_bytes": getattr(part, f"{way}_bytes") if part else None
+        for name, part in parts.items()
+        for way in ("read", "write")
+    }
+
+
+def _interval(record: Record) -> dict[str, Any]:
+    """The 95% interval of the median latency and how it was taken."""
+    latency = record.latency
+    low, high = median_interval(latency.samples_s) if latency else (None, None)
+    return {
+        "latency_low_s": low,
+        "latency_high_s": high,
+        "samples": len(latency.samples_s) if latency else None,
+        "timer": latency.timer if latency else None,
+        "cold": latency.cold if latency else None,
+    }

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from perflab.analyse.derive import group_key
 from perflab.analyse.traffic import best
-from perflab.catalogue import TOOLKITS
 from perflab.present import units
 from perflab.present.formats import Derived
 from perflab.record import Record
@@ -92,7 +91,6 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
 
 
 def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Block:
-    members = sorted(members, key=lambda member: _order(member[0]))
     first, columns = members[0]
     sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
     fewest = units.size(columns.get("compulsory_bytes"))
@@ -102,14 +100,22 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
         name = record.implementation.removeprefix(record.stage + "/")
         if record.reason:
             notes.append(f"{name}: {record.reason.text} [{record.reason.code}]")
-        notes += [f"{name}: {text}" for text in record.warnings]
+        notes += [f"{name}: {text}" for text in (*_other_sources(record), *record.warnings)]
     return Block(title, [_row(record, columns) for record, columns in members], notes)
 
 
-def _order(record: Record) -> tuple[int, str]:
-    """Toolkits in their order, then by name: records come in the order they were finished."""
-    known = record.toolkit in TOOLKITS
-    return (TOOLKITS.index(record.toolkit) if known else len(TOOLKITS), record.implementation)
+def _other_sources(record: Record) -> list[str]:
+    """What the sources say that the table has no column for."""
+    fewest = record.compulsory.read_bytes + record.compulsory.write_bytes if record.compulsory else 0
+    others = [
+        (traffic.source, traffic.read_bytes + traffic.write_bytes)
+        for traffic in record.traffic
+        if traffic is not best(record)
+    ]
+    return [
+        f"traffic by {source}: {units.size(total)}" + (f", {units.ratio(total / fewest)} x fewest" if fewest else "")
+        for source, total in others
+    ]
 
 
 def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]:
