@@ -73,9 +73,7 @@ def _counted(
     """While entered, every launch is appended to `launches`, and runs only the programs it needs."""
     from triton.runtime import interpreter
 
-    executor, builder, memory = interpreter.GridExecutor, interpreter.InterpreterBuilder, interpreter._interpreter
-    run, to_host = executor.__call__, executor._init_args_hst
-    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+    run = interpreter.GridExecutor.__call__
 
     def counted_run(self: Any, *args: Any, **kwargs: Any) -> Any:
         launch = Launch(self.fn.__name__, self.arg_names, names, choice)
@@ -94,35 +92,49 @@ def _counted(
         launch.finish()
         return result
 
+    memory = interpreter._interpreter
+    patches = [
+        (interpreter.GridExecutor, {"__call__": counted_run} | _argument_wrapper(interpreter.GridExecutor, launches)),
+        (interpreter.InterpreterBuilder, _grid_wrappers(interpreter.InterpreterBuilder, launches)),
+        (memory, _memory_wrappers(memory, launches)),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, wrappers in patches for name in wrappers]
+    try:
+        for owner, wrappers in patches:
+            for name, wrapper in wrappers.items():
+                setattr(owner, name, wrapper)
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def _argument_wrapper(executor: Any, launches: list[Launch]) -> dict[str, Callable[..., Any]]:
+    """Shows the launch where the interpreter keeps its arguments: copies, if they live on another device."""
+    to_host = executor._init_args_hst
+
     def located(self: Any, args: Any, kwargs: Any) -> Any:
         on_host = to_host(self, args, kwargs)
         launches[-1].locate((args, kwargs), on_host)
         return on_host
 
-    def dim_of_launch(self: Any, *_planned: int) -> None:
+    return {"_init_args_hst": located}
+
+
+def _grid_wrappers(builder: Any, launches: list[Launch]) -> dict[str, Callable[..., Any]]:
+    """Turn the loop over the chosen programs into the places they have in the true grid."""
+    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+
+    def dim_of_launch(self: Any, *_chosen: int) -> None:
         set_dim(self, *launches[-1].grid)
 
     def index_of_program(self: Any, position: int, *_zeros: int) -> None:
         set_index(self, *launches[-1].begin(position))
 
-    patches = [
-        (executor, "__call__", counted_run),
-        (executor, "_init_args_hst", located),
-        (builder, "set_grid_dim", dim_of_launch),
-        (builder, "set_grid_idx", index_of_program),
-        *((memory, name, wrapper) for name, wrapper in _memory_wrappers(memory, launches)),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    try:
-        for owner, name, value in patches:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in originals:
-            setattr(owner, name, value)
+    return {"set_grid_dim": dim_of_launch, "set_grid_idx": index_of_program}
 
 
-def _memory_wrappers(memory: Any, launches: list[Launch]) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _memory_wrappers(memory: Any, launches: list[Launch]) -> dict[str, Callable[..., Any]]:
     """The four functions through which the interpreter touches memory, each counting before it acts."""
     load, store, rmw, cas = memory.load, memory.store, memory.atomic_rmw, memory.atomic_cas
 
@@ -146,6 +158,4 @@ def _memory_wrappers(memory: Any, launches: list[Launch]) -> Iterator[tuple[str,
         launches[-1].touch(("read", "write"), pointers, True, values.itemsize)
         return cas(pointers, compare, values, order)
 
-    return iter(
-        [("load", counted_load), ("store", counted_store), ("atomic_rmw", counted_rmw), ("atomic_cas", counted_cas)]
-    )
+    return {"load": counted_load, "store": counted_store, "atomic_rmw": counted_rmw, "atomic_cas": counted_cas}

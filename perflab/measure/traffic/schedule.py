@@ -70,7 +70,7 @@ def kernels_of(graph: Any) -> list[KernelTraffic]:
                 maker = graph.scheduler.name_to_buf[_tuple_of(leaf.node).get_name()].defining_op_name()
                 kernels.get(maker, kernel).writes.add(leaf.node)
             else:
-                kernel.add_external(leaf.node)
+                kernel.add_external(leaf)
     counted = (kernel.traffic(nodes) for nodes, kernel in kernels.items())
     return [kernel for kernel in counted if kernel.read_bytes or kernel.write_bytes]
 
@@ -110,14 +110,14 @@ class _Kernel:
                 if "atomic" in (dep.mode or ""):
                     self.reads.add_dep(dep, iterations)
 
-    def add_external(self, node: Any) -> None:
+    def add_external(self, leaf: Any) -> None:
         """Add a kernel that Inductor only calls."""
-        mutated = set(node.get_mutation_names())
-        for value in node.inputs:
+        mutated = {name for buffer in leaf.get_outputs() for name in buffer.get_mutations()}
+        for value in leaf.node.inputs:
             self.reads.add(value)
-            if value.get_name() in mutated:
+            if mutated and value.get_name() in mutated:
                 self.writes.add(value)
-        self.writes.add(node)
+        self.writes.add(leaf.node)
 
 
 @dataclass
@@ -130,7 +130,7 @@ class _Accesses:
 
     def add(self, value: Any) -> None:
         """Add a whole tensor or view; what holds no bytes itself (a tuple, a mutation) adds nothing."""
-        layout = value.get_output_spec()
+        layout = value.maybe_get_output_spec()
         if isinstance(layout, ir.Layout) and not isinstance(layout, ir.MutationLayoutSHOULDREMOVE):
             sizes, strides = self._hints(layout.size), self._hints(layout.stride)
             place = strided(sizes, strides, _hint(self.graph, layout.offset), layout.dtype.itemsize)

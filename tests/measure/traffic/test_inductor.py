@@ -121,6 +121,21 @@ def test_external_kernels():
     assert _bytes(lambda a: torch.sort(a, -1), a) == (T * C * 4, T * C * (4 + 8), 1)
 
 
+@torch.library.custom_op("perflab_test::copy_into", mutates_args=("target",))
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def test_an_external_kernel_that_mutates_an_input():
+    def copy_rows(x, y):
+        copy_into(x[2:4], y[2:4])
+
+    x, y = torch.randn(T, C), torch.randn(T, C)
+    rows = 2 * C * 4
+    # the schema says that the target is mutated, not that its old values are unused
+    assert _bytes(copy_rows, x, y) == (2 * rows, rows, 1)
+
+
 def test_a_concatenation_is_written_in_place():
     x, y = torch.randn(T, n, C), torch.randn(T, C)
     size = T * (n + 1) * C * 4
