@@ -167,7 +167,8 @@ class _Operation:
         """Whether a mutated argument's old values are never read."""
         # Random fills carry this tag; rrelu_ carries it too, but reads the tensor that it changes.
         fills_at_random = torch.Tag.nondeterministic_seeded in self.func.tags and self.name != "rrelu_"
-        return bool(argument.is_out) or self.name in _OVERWRITES or (fills_at_random and argument.name == "self")
+        overwrites = self.name.removeprefix("_foreach_") in _OVERWRITES
+        return bool(argument.is_out) or overwrites or (fills_at_random and argument.name == "self")
 
     def _scattered(self, picked: int) -> tuple[int, int]:
         target = self.mutated[0]

@@ -89,6 +89,17 @@ def column(x, y, T: tl.constexpr, stride):
 
 
 @triton.jit
+def product(a, b, c, N: tl.constexpr, K: tl.constexpr, B: tl.constexpr):
+    m, n = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, K, B):
+        k = start + tl.arange(0, B)
+        # c += a_k b_k
+        total += tl.dot(tl.load(a + m[:, None] * K + k), tl.load(b + k[:, None] * N + n))
+    tl.store(c + m[:, None] * N + n, total)
+
+
+@triton.jit
 def through_table(table, y, BLOCK: tl.constexpr):
     x = tl.load(table + tl.program_id(0)).to(tl.pointer_type(tl.float32))
     i = tl.arange(0, BLOCK)
@@ -170,6 +181,18 @@ def one_column(**options):
     return count(lambda: column[(1,)](x[:, 3], y, T=64, stride=16), **options)
 
 
+def expanded():
+    x, y = torch.ones(1).expand(64), torch.zeros(64)
+    return count(lambda: column[(1,)](x, y, T=64, stride=x.stride(0)))
+
+
+def matmul(M=64, N=96, K=32):
+    a, b, c = torch.randn(M, K), torch.randn(K, N), torch.zeros(M, N)
+    traffic = count(lambda: product[(M // 16, N // 16)](a, b, c, N, K, B=16))
+    torch.testing.assert_close(c, a @ b)
+    return traffic
+
+
 def outside():
     x, y = torch.ones(32), torch.zeros(32)
     table = torch.tensor([x.data_ptr()])
@@ -219,6 +242,8 @@ CASES = {
     "descriptor": descriptor,
     "host_descriptor": host_descriptor,
     "column": one_column,
+    "expanded": expanded,
+    "matmul": matmul,
     "outside": outside,
     "nested": nested,
     "after_a_failure": after_a_failure,

@@ -151,6 +151,7 @@ def test_foreach_counts_every_tensor():
     tensors = [torch.zeros(3), torch.zeros(5)]
     traffic = count(lambda: torch._foreach_mul_(tensors, 2.0))
     assert (traffic.read_bytes, traffic.write_bytes, traffic.launches) == (32, 32, 1)
+    assert _bytes(lambda: torch._foreach_zero_(tensors)) == (0, 32)
 
 
 def test_sparse_tensors_are_refused():

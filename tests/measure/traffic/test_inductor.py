@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
 
 from perflab.measure.traffic.inductor import NothingCompiled, count
 
@@ -9,6 +10,12 @@ from perflab.measure.traffic.inductor import NothingCompiled, count
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 T, n, C = 8, 4, 32
+
+
+@pytest.fixture(autouse=True)
+def _one_process():
+    with inductor_config.patch(compile_threads=1):
+        yield
 
 
 def _count(function, *args, **options):
@@ -82,6 +89,12 @@ def test_slices_and_expanded_inputs():
     assert _bytes(lambda x: x[1:3, ::2] + 1, x) == (C * 4, C * 4, 1)
     assert _bytes(lambda x: x[:, :20] * x[:, 10:30], x) == (T * 30 * 4, T * 20 * 4, 1)
     assert _bytes(lambda x, row: x + row.expand(T, C), x, row) == ((T * C + C) * 4, T * C * 4, 1)
+
+
+def test_views_cost_nothing():
+    x = torch.randn(T, C)
+    assert _bytes(lambda x: x.view(T * C)[3:].unsqueeze(0), x) == (0, 0, 0)
+    assert _bytes(lambda x: x.t().reshape(n, -1) + 1, x) == (T * C * 4, T * C * 4, 1)
 
 
 def test_padding_is_not_read():

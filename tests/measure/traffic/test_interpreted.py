@@ -148,6 +148,18 @@ def test_a_column_touches_a_sector_per_row(counts):
     assert counts["column"]["detail"]["sector_write_bytes"] == 64 * 4
 
 
+def test_an_expanded_input_is_requested_by_every_lane_and_distinct_once(counts):
+    assert _tensor(counts["expanded"], "x") == (64 * 4, 0, 4, 0)
+    assert counts["expanded"]["detail"]["sector_read_bytes"] == 32
+
+
+def test_matmul_requests_a_block_for_every_program_that_needs_it(counts):
+    M, N, K, B = 64, 96, 32, 16
+    assert _tensor(counts["matmul"], "a") == (M * K * 4 * (N // B), 0, M * K * 4, 0)
+    assert _tensor(counts["matmul"], "b") == (K * N * 4 * (M // B), 0, K * N * 4, 0)
+    assert _tensor(counts["matmul"], "c") == (0, M * N * 4, 0, M * N * 4)
+
+
 def test_a_pointer_outside_every_argument(counts):
     tensors = counts["outside"]["detail"]["tensors"]
     assert tensors["(outside every argument)"] == {"read_bytes": 128, "write_bytes": 0}
