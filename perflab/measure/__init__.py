@@ -1,0 +1,1 @@
+"""What touches tensors and devices: workers, checks, timing, traffic, compile reports, telemetry."""

@@ -16,9 +16,9 @@ TORCH_DTYPES = {
 
 
 def draw(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
-    """Fresh inputs for one case, the same for the same seed on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return {name: _draw(spec, shape, dtype, generator).to(device) for name, spec in stage.inputs.items()}
+    """Fresh inputs for one case, drawn on the device; the same seed gives the same there."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return {name: _draw(spec, shape, dtype, generator) for name, spec in stage.inputs.items()}
 
 
 def empty(stage: Stage, shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:
@@ -36,17 +36,17 @@ def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(spec: Tensor, shape: Shape, dtype: str, generator: torch.Generator) -> torch.Tensor:
-    sizes = spec.sizes(shape)
+    sizes, device = spec.sizes(shape), generator.device
     match spec.values:
         case Normal(std=std, mean=mean):
-            values = torch.randn(sizes, generator=generator)
+            values = torch.randn(sizes, generator=generator, device=device)
             if isinstance(std, tuple):
-                rows = torch.arange(sizes[0]) % len(std)
-                scale = torch.tensor(std)[rows].reshape(-1, *[1] * (len(sizes) - 1))
+                rows = torch.arange(sizes[0], device=device) % len(std)
+                scale = torch.tensor(std, device=device)[rows].reshape(-1, *[1] * (len(sizes) - 1))
                 values.mul_(scale).add_(mean)
             else:
                 values.mul_(std).add_(mean)
         case Uniform(low=low, high=high):
-            values = torch.rand(sizes, generator=generator).mul_(high - low).add_(low)
+            values = torch.rand(sizes, generator=generator, device=device).mul_(high - low).add_(low)
     item = spec.item_dtype(dtype)
     return round_to_tf32(values) if item == "tf32" else values.to(TORCH_DTYPES[item])

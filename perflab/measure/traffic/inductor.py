@@ -21,7 +21,7 @@ from perflab.measure.traffic.schedule import KernelTraffic, kernels_of
 from perflab.record import Traffic
 
 
-class NothingCompiled(RuntimeError):  # noqa: N818  # a finding, which the harness turns into a warning
+class NothingCompiled(RuntimeError):  # a finding, which the harness turns into a warning
     """The call ran no graph that Inductor compiled."""
 
 

@@ -14,7 +14,7 @@ _DIRECTIONS: tuple[Direction, ...] = ("read", "write")
 Requests = Counter[tuple[str, Direction]]
 
 
-class NotUniform(RuntimeError):  # noqa: N818  # a finding, which the harness turns into a warning
+class NotUniform(RuntimeError):  # a finding, which the harness turns into a warning
     """Programs that should move equal bytes do not, so a sample cannot stand for the launch."""
 
 
