@@ -1,0 +1,80 @@
+"""One program per tile of a few tokens by some columns; each x is loaded once and serves all n sums from registers."""
+
+import torch
+import triton
+import triton.language as tl
+
+REQUIRES = ("torch", "triton")
+STREAMS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _post_res(
+    x, f, h_post, h_res, y, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    pid = tl.program_id(0)
+    # 64 bits, because T n C may pass 2^31.
+    t = (pid // tl.cdiv(C, BLOCK_C)).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = (pid % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask = (t < T)[:, None] & (c < C)[None, :]
+
+    # All loads stand before the first use, so that they wait for memory together.
+    f_t = tl.load(f + (t * C)[:, None] + c[None, :], mask=mask, other=0.0)
+    xs = ()
+    for j in tl.static_range(n):
+        xs = xs + (tl.load(x + ((t * n + j) * C)[:, None] + c[None, :], mask=mask, other=0.0),)
+
+    # y[t, i, c] = sum_j h_res[t, i, j] x[t, j, c] + h_post[t, i] f[t, c]
+    for i in tl.static_range(n):
+        h = tl.load(h_post + t * n + i, mask=t < T, other=0.0)
+        total = h[:, None] * f_t.to(tl.float32)
+        for j in tl.static_range(n):
+            h = tl.load(h_res + (t * n + i) * n + j, mask=t < T, other=0.0)
+            total += h[:, None] * xs[j].to(tl.float32)
+        tl.store(y + ((t * n + i) * C)[:, None] + c[None, :], total.to(y.dtype.element_ty), mask=mask)
+
+
+def _tile(C):
+    """Tokens and columns of a tile: 2048 elements, 8 per thread, so that bf16 moves in 16-byte vectors.
+
+    Wide tiles reload the weights less often; the widest is taken that leaves at most an eighth of the lanes without a
+    column.
+    """
+    wide = [c for c in (1024, 512) if -C % c * 8 <= C]
+    block_c = wide[0] if wide else min(256, triton.next_power_of_2(C))
+    return 2048 // block_c, block_c
+
+
+def post_res(x, f, h_post, h_res):
+    """Mix the residual streams and add the layer's output, accumulated in fp32; x and f are read once.
+
+    x       [T, n, C] bf16, fp16 or fp32   residual streams, n in 1, 2, 4, 8
+    f       [T, C]    x's dtype            output of the layer function
+    h_post  [T, n]    fp32                 weight of f in each stream
+    h_res   [T, n, n] fp32                 mixing weights, [out, in]
+    gives   [T, n, C] x's dtype
+
+    Fails: ValueError for any other shape or dtype, or inputs on different devices.
+    """
+    if x.dim() != 3 or x.shape[1] not in (1, 2, 4, 8) or x.shape[2] < 1 or x.dtype not in STREAMS:
+        raise ValueError(f"x: expected [T, n, C] with n in 1, 2, 4, 8 in bf16, fp16 or fp32; got {_is(x)}")
+    T, n, C = x.shape
+    _expect("f", f, (T, C), x.dtype, x.device)
+    _expect("h_post", h_post, (T, n), torch.float32, x.device)
+    _expect("h_res", h_res, (T, n, n), torch.float32, x.device)
+    x, f, h_post, h_res = (tensor.contiguous() for tensor in (x, f, h_post, h_res))
+    y = torch.empty_like(x)
+    block_t, block_c = _tile(C)
+    grid = (triton.cdiv(T, block_t) * triton.cdiv(C, block_c),)
+    with torch.cuda.device_of(x):
+        _post_res[grid](x, f, h_post, h_res, y, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
+    return y
+
+
+def _expect(name, tensor, shape, dtype, device):
+    if (tensor.shape, tensor.dtype, tensor.device) != (shape, dtype, device):
+        raise ValueError(f"{name}: expected {list(shape)} {dtype} on {device}; got {_is(tensor)}")
+
+
+def _is(tensor):
+    return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
