@@ -16,22 +16,24 @@ def _post_res(
     # 64 bits, because T n C may pass 2^31.
     t = (pid // tl.cdiv(C, BLOCK_C)).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     c = (pid % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask = (t < T)[:, None] & (c < C)[None, :]
+    live = t < T
+    mask = live[:, None] & (c < C)[None, :]
+    tile = (t * (n * C))[:, None] + c[None, :]
 
     # All loads stand before the first use, so that they wait for memory together.
-    f_t = tl.load(f + (t * C)[:, None] + c[None, :], mask=mask, other=0.0)
+    f_t = tl.load(f + (t * C)[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
     xs = ()
     for j in tl.static_range(n):
-        xs = xs + (tl.load(x + ((t * n + j) * C)[:, None] + c[None, :], mask=mask, other=0.0),)
+        xs = xs + (tl.load(x + tile + j * C, mask=mask, other=0.0).to(tl.float32),)
 
     # y[t, i, c] = sum_j h_res[t, i, j] x[t, j, c] + h_post[t, i] f[t, c]
+    h_post_t = h_post + t * n
+    h_res_t = h_res + t * (n * n)
     for i in tl.static_range(n):
-        h = tl.load(h_post + t * n + i, mask=t < T, other=0.0)
-        total = h[:, None] * f_t.to(tl.float32)
+        total = tl.load(h_post_t + i, mask=live, other=0.0)[:, None] * f_t
         for j in tl.static_range(n):
-            h = tl.load(h_res + (t * n + i) * n + j, mask=t < T, other=0.0)
-            total += h[:, None] * xs[j].to(tl.float32)
-        tl.store(y + ((t * n + i) * C)[:, None] + c[None, :], total.to(y.dtype.element_ty), mask=mask)
+            total += tl.load(h_res_t + (i * n + j), mask=live, other=0.0)[:, None] * xs[j]
+        tl.store(y + tile + i * C, total.to(y.dtype.element_ty), mask=mask)
 
 
 def _tile(C):

@@ -14,18 +14,20 @@ def _pre(x, h_pre, u, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr
     # 64 bits, because T n C may pass 2^31.
     t = (pid // tl.cdiv(C, BLOCK_C)).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     c = (pid % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask = (t < T)[:, None] & (c < C)[None, :]
+    live = t < T
+    mask = live[:, None] & (c < C)[None, :]
+    tile = (t * (n * C))[:, None] + c[None, :]
 
     # All loads stand before the first use, so that they wait for memory together.
     xs = ()
     for i in tl.static_range(n):
-        xs = xs + (tl.load(x + ((t * n + i) * C)[:, None] + c[None, :], mask=mask, other=0.0),)
+        xs = xs + (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
 
     # u[t, c] = sum_i h_pre[t, i] x[t, i, c]
+    h_pre_t = h_pre + t * n
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
     for i in tl.static_range(n):
-        h = tl.load(h_pre + t * n + i, mask=t < T, other=0.0)
-        total += h[:, None] * xs[i].to(tl.float32)
+        total += tl.load(h_pre_t + i, mask=live, other=0.0)[:, None] * xs[i]
     tl.store(u + (t * C)[:, None] + c[None, :], total.to(u.dtype.element_ty), mask=mask)
 
 
