@@ -130,5 +130,6 @@ def _resource_usage(cubin: bytes, name: str) -> dict[str, int]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(rf"Function {re.escape(name)}:\s*(.*)", done.stdout)
     if done.returncode or found is None:
-        raise RuntimeError(f"cuobjdump -res-usage gave nothing for {name}: {done.stderr.strip() or done.stdout.strip()}")
+        said = done.stderr.strip() or done.stdout.strip()
+        raise RuntimeError(f"cuobjdump -res-usage gave nothing for {name}: {said}")
     return {key: int(value) for key, value in re.findall(r"(\w+)(?:\[\d+\])?:(\d+)", found[1])}

@@ -1,8 +1,7 @@
 """Make Triton's interpreter compute with bf16 as the hardware does.
 
-Left alone, the interpreter drops the low bits when it casts to bf16, which doubles the error of every bf16 result, where
-a GPU rounds to nearest, ties to even; and it multiplies the bit patterns of bf16 matrices in `tl.dot`. Its cast from
-bf16 is right, but slow enough to dominate an interpreted check.
+Left alone, the interpreter drops the low bits when it casts to bf16, where a GPU rounds to nearest, ties to even: that
+doubles the error of every bf16 result. And in `tl.dot` it multiplies the bit patterns of bf16 matrices.
 """
 
 from __future__ import annotations

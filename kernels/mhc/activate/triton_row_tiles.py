@@ -8,9 +8,7 @@ REQUIRES = ("torch", "triton")
 
 
 @triton.jit(do_not_specialize=["T"])
-def _activate(
-    m, r, a, b, h_pre, h_post, logits, T, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def _activate(m, r, a, b, h_pre, h_post, logits, T, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr):
     K: tl.constexpr = n * n + 2 * n
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     k = tl.arange(0, BLOCK_K)
@@ -50,7 +48,9 @@ def activate(m, r, a, b):
             got = f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
             raise ValueError(f"{name}: expected {list(shape)} torch.float32 on {m.device}; got {got}")
     m, r, a, b = (tensor.contiguous() for tensor in (m, r, a, b))
-    h_pre, h_post, logits = m.new_empty(T, n), m.new_empty(T, n), m.new_empty(T, n, n)
+    h_pre, h_post, logits = (
+        torch.empty(shape, dtype=torch.float32, device=m.device) for shape in ((T, n), (T, n), (T, n, n))
+    )
     # 2048 elements, four 4-element vectors per thread.
     block_k = triton.next_power_of_2(K)
     block_t = 2048 // block_k

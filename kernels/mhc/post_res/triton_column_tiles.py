@@ -12,10 +12,10 @@ STREAMS = (torch.bfloat16, torch.float16, torch.float32)
 def _post_res(
     x, f, h_post, h_res, y, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    pid = tl.program_id(0)
+    block = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     # 64 bits, because T n C may pass 2^31.
-    t = (pid // tl.cdiv(C, BLOCK_C)).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    c = (pid % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
+    t = block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live = t < T
     mask = live[:, None] & (c < C)[None, :]
     tile = (t * (n * C))[:, None] + c[None, :]
@@ -24,7 +24,7 @@ def _post_res(
     f_t = tl.load(f + (t * C)[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
     xs = ()
     for j in tl.static_range(n):
-        xs = xs + (tl.load(x + tile + j * C, mask=mask, other=0.0).to(tl.float32),)
+        xs += (tl.load(x + tile + j * C, mask=mask, other=0.0).to(tl.float32),)
 
     # y[t, i, c] = sum_j h_res[t, i, j] x[t, j, c] + h_post[t, i] f[t, c]
     h_post_t = h_post + t * n
@@ -65,9 +65,11 @@ def post_res(x, f, h_post, h_res):
     _expect("h_post", h_post, (T, n), torch.float32, x.device)
     _expect("h_res", h_res, (T, n, n), torch.float32, x.device)
     x, f, h_post, h_res = (tensor.contiguous() for tensor in (x, f, h_post, h_res))
-    y = torch.empty_like(x)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block_t, block_c = _tile(C)
-    grid = (triton.cdiv(T, block_t) * triton.cdiv(C, block_c),)
+    blocks = triton.cdiv(T, block_t)
+    # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.
+    grid = (triton.cdiv(C, block_c), min(blocks, 65535), triton.cdiv(blocks, 65535))
     with torch.cuda.device_of(x):
         _post_res[grid](x, f, h_post, h_res, y, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
     return y

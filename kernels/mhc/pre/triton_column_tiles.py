@@ -10,10 +10,10 @@ STREAMS = (torch.bfloat16, torch.float16, torch.float32)
 
 @triton.jit(do_not_specialize=["T"])
 def _pre(x, h_pre, u, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    pid = tl.program_id(0)
+    block = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     # 64 bits, because T n C may pass 2^31.
-    t = (pid // tl.cdiv(C, BLOCK_C)).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    c = (pid % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
+    t = block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     live = t < T
     mask = live[:, None] & (c < C)[None, :]
     tile = (t * (n * C))[:, None] + c[None, :]
@@ -21,7 +21,7 @@ def _pre(x, h_pre, u, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr
     # All loads stand before the first use, so that they wait for memory together.
     xs = ()
     for i in tl.static_range(n):
-        xs = xs + (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
+        xs += (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
 
     # u[t, c] = sum_i h_pre[t, i] x[t, i, c]
     h_pre_t = h_pre + t * n
@@ -57,7 +57,9 @@ def pre(x, h_pre):
         raise ValueError(f"h_pre: expected {[T, n]} torch.float32 on {x.device}; got {_is(h_pre)}")
     u = torch.empty((T, C), dtype=x.dtype, device=x.device)
     block_t, block_c = _tile(C)
-    grid = (triton.cdiv(T, block_t) * triton.cdiv(C, block_c),)
+    blocks = triton.cdiv(T, block_t)
+    # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.
+    grid = (triton.cdiv(C, block_c), min(blocks, 65535), triton.cdiv(blocks, 65535))
     with torch.cuda.device_of(x):
         _pre[grid](x.contiguous(), h_pre.contiguous(), u, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
     return u

@@ -15,10 +15,9 @@ def _project(
     x, phi, m, r, T, eps, WIDTH: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    split = pid % SPLITS
+    split = tl.program_id(1)
     # 64 bits, because T n C may pass 2^31.
-    t = (pid // SPLITS).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     k = tl.arange(0, BLOCK_K)
     live = t < T
     kept = live[:, None] & (k < K)[None, :]
@@ -62,27 +61,32 @@ def _project(
         tl.store(m + (t * K)[:, None] + k[None, :], total, mask=kept)
         tl.store(r + t, tl.sqrt_rn(square / WIDTH + eps), mask=live)
     else:
-        part_t = split * (T.to(tl.int64) * (K + 1)) + t
-        tl.store(m + (part_t - t + t * K)[:, None] + k[None, :], total, mask=kept)
-        tl.store(r + part_t, square, mask=live)
+        part = split * T.to(tl.int64) + t
+        tl.store(m + (part * K)[:, None] + k[None, :], total, mask=kept)
+        tl.store(r + part, square, mask=live)
 
 
 @triton.jit(do_not_specialize=["T"])
 def _add_parts(
-    parts, m, r, T, eps, WIDTH: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_E: tl.constexpr,
+    totals, squares, m, r, T, eps, WIDTH: tl.constexpr, K: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    # A part holds m [T, K], then the sums of squares [T].
-    sums = T.to(tl.int64) * K
-    size = sums + T
+    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    k = tl.arange(0, BLOCK_K)
     s = tl.arange(0, BLOCK_S)
-    e = tl.program_id(0).to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)
-    mask = (s < SPLITS)[:, None] & (e < size)[None, :]
-    # m[e] = sum_s parts[s, e]; r[e] = sqrt(sum_s parts[s, T K + e] / (n C) + eps)
-    total = tl.sum(tl.load(parts + s[:, None] * size + e[None, :], mask=mask, other=0.0), 0)
-    tl.store(m + e, total, mask=e < sums)
-    squares = tl.where(e >= sums, total, 0.0)
-    tl.store(r + (e - sums), tl.sqrt_rn(squares / WIDTH + eps), mask=(e >= sums) & (e < size))
+    part = s[:, None] * T.to(tl.int64) + t[None, :]
+    live = t < T
+    kept = live[:, None] & (k < K)[None, :]
+    parts = (s < SPLITS)[:, None] & live[None, :]
+
+    # m[t, k] = sum_s totals[s, t, k]
+    total = tl.load(
+        totals + (part * K)[:, :, None] + k[None, None, :], mask=parts[:, :, None] & kept[None, :, :], other=0.0
+    )
+    tl.store(m + (t * K)[:, None] + k[None, :], tl.sum(total, 0), mask=kept)
+    # r[t] = sqrt(sum_s squares[s, t] / (n C) + eps)
+    square = tl.sum(tl.load(squares + part, mask=parts, other=0.0), 0)
+    tl.store(r + t, tl.sqrt_rn(square / WIDTH + eps), mask=live)
 
 
 @lru_cache(maxsize=1024)
@@ -91,8 +95,8 @@ def _config(T, n, C, item_bytes):
 
     Every token block reads all of phi, every split writes partial sums: blocks of 256 tokens keep phi's share small
     (at n = 4 in bf16 a fifth of x, from L2), smaller T takes smaller blocks, and n = 8 too, for want of registers. A
-    block of x is 32 KiB at most, to fit shared memory three times. Splits are as many as finish first on 132 multiprocessors of one program each, where
-    starting, ending and adding up a program costs about 4 steps.
+    block of x is 32 KiB at most, to fit shared memory three times. Splits are as many as finish first on 132
+    multiprocessors of one program each, where starting, ending and adding up a program costs about 4 steps.
     """
     block_t = 64 if T <= 64 else 128 if T < 2048 or n == 8 else 256
     block_w = 64 if item_bytes == 2 and block_t * 64 <= 16384 else 32
@@ -117,20 +121,21 @@ def project(x, phi, *, eps=1e-20):
     if (phi.shape, phi.dtype, phi.device) != ((width, K), torch.float32, x.device):
         raise ValueError(f"phi: expected {[width, K]} torch.float32 on {x.device}; got {_is(phi)}")
     x, phi = x.contiguous(), phi.contiguous()
-    m, r = phi.new_empty(T, K), phi.new_empty(T)
+    fp32 = {"dtype": torch.float32, "device": x.device}
+    m, r = torch.empty((T, K), **fp32), torch.empty(T, **fp32)
     block_t, block_w, splits = _config(T, n, C, x.element_size())
-    shape = (T, eps, width, K, splits)
-    into = (m, r) if splits == 1 else (parts := phi.new_empty(splits * T * (K + 1)), parts[T * K :])
+    block_k = max(16, triton.next_power_of_2(K))
+    shape = (T, float(eps), width, K, splits)
+    parts = (m, r) if splits == 1 else (torch.empty((splits, T, K), **fp32), torch.empty((splits, T), **fp32))
     with torch.cuda.device_of(x):
-        _project[(triton.cdiv(T, block_t) * splits,)](
-            x, phi, *into, *shape, block_t, block_w, max(16, triton.next_power_of_2(K)),
-            num_warps=8, num_stages=4, enable_fp_fusion=True,
-        )  # fmt: skip
+        _project[(triton.cdiv(T, block_t), splits)](
+            x, phi, *parts, *shape, block_t, block_w, block_k, num_warps=8, num_stages=4, enable_fp_fusion=True
+        )
         if splits > 1:
             block_s = triton.next_power_of_2(splits)
-            block_e = 4096 // block_s
-            _add_parts[(triton.cdiv(T * (K + 1), block_e),)](
-                parts, m, r, *shape, block_s, block_e, num_warps=4, enable_fp_fusion=True
+            block_t = max(1, 4096 // (block_s * block_k))
+            _add_parts[(triton.cdiv(T, block_t),)](
+                *parts, m, r, *shape, block_s, block_t, block_k, num_warps=4, enable_fp_fusion=True
             )
     return m, r
 

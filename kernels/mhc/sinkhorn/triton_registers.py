@@ -1,4 +1,4 @@
-"""One thread holds a token's whole matrix (two threads at n = 8), so no step but the first and last leaves registers."""
+"""One thread holds a token's whole matrix (two threads at n = 8), so that every step stays in registers."""
 
 import torch
 import triton
@@ -16,7 +16,7 @@ def _sinkhorn(logits, h_res, T, iterations, n: tl.constexpr, BLOCK_T: tl.constex
     # A tuple of n rows [BLOCK_T, n], rather than one block [BLOCK_T, n, n]: a sum over rows is then plain addition.
     M = ()
     for i in tl.static_range(n):
-        M = M + (tl.load(logits + rows + i * n, mask=mask, other=0.0),)
+        M += (tl.load(logits + rows + i * n, mask=mask, other=0.0),)
 
     # M0[i, j] = exp(logits[i, j] - max_i logits[i, j]): the first column step cancels any factor of a column.
     top = M[0]
@@ -24,7 +24,7 @@ def _sinkhorn(logits, h_res, T, iterations, n: tl.constexpr, BLOCK_T: tl.constex
         top = tl.maximum(top, M[i], propagate_nan=tl.PropagateNan.ALL)
     M0 = ()
     for i in tl.static_range(n):
-        M0 = M0 + (tl.exp(M[i] - top),)
+        M0 += (tl.exp(M[i] - top),)
     M = M0
 
     for _ in range(iterations):
@@ -37,7 +37,7 @@ def _sinkhorn(logits, h_res, T, iterations, n: tl.constexpr, BLOCK_T: tl.constex
         step = ()
         for i in tl.static_range(n):
             row = M[i] * scale
-            step = step + (row * (1.0 / tl.sum(row, 1, keep_dims=True)),)
+            step += (row * (1.0 / tl.sum(row, 1, keep_dims=True)),)
         M = step
 
     for i in tl.static_range(n):
@@ -61,7 +61,7 @@ def sinkhorn(logits, *, iterations=20):
         raise ValueError(f"iterations: expected at least 1; got {iterations}")
     logits = logits.contiguous()
     T, n, _ = logits.shape
-    h_res = torch.empty_like(logits)
+    h_res = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     # A token is a long chain of dependent steps: small blocks spread few tokens over many multiprocessors.
     block_t = 32 if T <= 16384 else 128
     with torch.cuda.device_of(logits):
