@@ -116,8 +116,8 @@ def _report(kernel: Any) -> KernelReport:
         registers=usage["REG"],
         # Bytes of local memory per thread. Triton has no arrays of its own there, so all of it is spilled registers.
         spill_bytes=usage["STACK"] + usage["LOCAL"],
-        # Triton's shared memory is dynamic: the launch asks for it, the machine code does not know it.
-        shared_bytes=kernel.metadata.shared + usage.get("SHARED", 0),
+        # All of it is dynamic: the launch asks for it, and the machine code knows only the 1 KiB that the system keeps.
+        shared_bytes=kernel.metadata.shared,
     )
 
 

@@ -21,8 +21,9 @@ def _activate(m, r, a, b, h_pre, h_post, logits, T, n: tl.constexpr, BLOCK_T: tl
 
     # h = (1 / r) [a_pre m_pre, a_post m_post, a_res m_res] + b
     h = (1.0 / r_t)[:, None] * (gate[None, :] * m_t) + bias[None, :]
-    # h_pre = sigmoid(h), h_post = 2 sigmoid(h)
-    s = 1.0 / (1.0 + tl.exp(-h))
+    # h_pre = sigmoid(h), h_post = 2 sigmoid(h), where sigmoid(h) = e^min(h, 0) / (1 + e^-|h|) never overflows
+    e = tl.exp(-tl.abs(h))
+    s = tl.where(h < 0.0, e, 1.0) / (1.0 + e)
     tl.store(h_pre + (t * n)[:, None] + k[None, :], s, mask=live[:, None] & is_pre[None, :])
     tl.store(h_post + (t * n - n)[:, None] + k[None, :], 2.0 * s, mask=live[:, None] & is_post[None, :])
     tl.store(logits + (t * n * n - 2 * n)[:, None] + k[None, :], h, mask=live[:, None] & is_res[None, :])
