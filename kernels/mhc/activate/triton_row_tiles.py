@@ -52,11 +52,23 @@ def activate(m, r, a, b):
     h_pre, h_post, logits = (
         torch.empty(shape, dtype=torch.float32, device=m.device) for shape in ((T, n), (T, n), (T, n, n))
     )
-    # 2048 elements, four 4-element vectors per thread.
+    # Four vectors of four elements per thread; every block reads b, so never fewer than 32 tokens.
     block_k = triton.next_power_of_2(K)
-    block_t = 2048 // block_k
+    block_t = max(32, 2048 // block_k)
     with torch.cuda.device_of(m):
         _activate[(triton.cdiv(T, block_t),)](
-            m, r, a, b, h_pre, h_post, logits, T, n, block_t, block_k, num_warps=4, enable_fp_fusion=True
+            m,
+            r,
+            a,
+            b,
+            h_pre,
+            h_post,
+            logits,
+            T,
+            n,
+            block_t,
+            block_k,
+            num_warps=block_t * block_k // 512,
+            enable_fp_fusion=True,
         )
     return h_pre, h_post, logits

@@ -7,8 +7,8 @@ import triton.language as tl
 REQUIRES = ("torch", "triton")
 
 
-@triton.jit(do_not_specialize=["T", "iterations"])
-def _sinkhorn(logits, h_res, T, iterations, n: tl.constexpr, BLOCK_T: tl.constexpr):
+@triton.jit(do_not_specialize=["T"])
+def _sinkhorn(logits, h_res, T, iterations: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr):
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     rows = (t * n * n)[:, None] + tl.arange(0, n)[None, :]
     mask = (t < T)[:, None]
