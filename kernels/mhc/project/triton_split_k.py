@@ -22,15 +22,17 @@ def _project(
     live = t < T
     kept = live[:, None] & (k < K)[None, :]
     rows = x + (t * WIDTH)[:, None]
+    at = (tl.arange(0, BLOCK_W) * K)[:, None] + k[None, :]
     STEPS: tl.constexpr = (WIDTH + BLOCK_W * SPLITS - 1) // (BLOCK_W * SPLITS)
 
     # m[t, k] = sum_w x[t, w] phi[w, k]; squares[t] = sum_w x[t, w]^2
     total = tl.zeros([BLOCK_T, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_T, BLOCK_W // 8], tl.float32)
     for step in range(STEPS):
-        w = (split * STEPS + step) * BLOCK_W + tl.arange(0, BLOCK_W)
+        first = (split * STEPS + step) * BLOCK_W
+        w = first + tl.arange(0, BLOCK_W)
         x_t = tl.load(rows + w[None, :], mask=live[:, None] & (w < WIDTH)[None, :], other=0.0)
-        phi_t = tl.load(phi + (w * K)[:, None] + k[None, :], mask=(w < WIDTH)[:, None] & (k < K)[None, :], other=0.0)
+        phi_t = tl.load(phi + first.to(tl.int64) * K + at, mask=(w < WIDTH)[:, None] & (k < K)[None, :], other=0.0)
         # Each thread sums the 8 neighbours that it holds: 8 times fewer registers than squares in x's own shape.
         x_32 = x_t.to(tl.float32)
         squares += tl.sum(tl.reshape(x_32 * x_32, [BLOCK_T, BLOCK_W // 8, 8]), 2)
