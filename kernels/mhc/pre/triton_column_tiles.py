@@ -1,0 +1,69 @@
+"""One program per tile of a few tokens by some columns; the streams are summed in registers."""
+
+import torch
+import triton
+import triton.language as tl
+
+REQUIRES = ("torch", "triton")
+STREAMS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _pre(x, h_pre, u, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    block = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
+    # 64 bits, because T n C may pass 2^31.
+    t = block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    live = t < T
+    mask = live[:, None] & (c < C)[None, :]
+    tile = (t * (n * C))[:, None] + c[None, :]
+
+    # All loads stand before the first use, so that they wait for memory together.
+    xs = ()
+    for i in tl.static_range(n):
+        xs += (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
+
+    # u[t, c] = sum_i h_pre[t, i] x[t, i, c]
+    h_pre_t = h_pre + t * n
+    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
+    for i in tl.static_range(n):
+        total += tl.load(h_pre_t + i, mask=live, other=0.0)[:, None] * xs[i]
+    tl.store(u + (t * C)[:, None] + c[None, :], total.to(u.dtype.element_ty), mask=mask)
+
+
+def _tile(C):
+    """Tokens and columns of a tile: 2048 elements, 8 per thread, so that bf16 moves in 16-byte vectors.
+
+    Wide tiles reload h_pre less often; the widest is taken that leaves at most an eighth of the lanes without a column.
+    """
+    wide = [c for c in (1024, 512) if -C % c * 8 <= C]
+    block_c = wide[0] if wide else min(256, triton.next_power_of_2(C))
+    return 2048 // block_c, block_c
+
+
+def pre(x, h_pre):
+    """Weighted sum of the residual streams, accumulated in fp32; x is read once.
+
+    x      [T, n, C] bf16, fp16 or fp32   residual streams, n in 1, 2, 4, 8
+    h_pre  [T, n]    fp32                 weight of each stream
+    gives  [T, C]    x's dtype
+
+    Fails: ValueError for any other shape or dtype, or inputs on different devices.
+    """
+    if x.dim() != 3 or x.shape[1] not in (1, 2, 4, 8) or x.shape[2] < 1 or x.dtype not in STREAMS:
+        raise ValueError(f"x: expected [T, n, C] with n in 1, 2, 4, 8 in bf16, fp16 or fp32; got {_is(x)}")
+    T, n, C = x.shape
+    if (h_pre.shape, h_pre.dtype, h_pre.device) != ((T, n), torch.float32, x.device):
+        raise ValueError(f"h_pre: expected {[T, n]} torch.float32 on {x.device}; got {_is(h_pre)}")
+    u = torch.empty((T, C), dtype=x.dtype, device=x.device)
+    block_t, block_c = _tile(C)
+    blocks = triton.cdiv(T, block_t)
+    # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.
+    grid = (triton.cdiv(C, block_c), min(blocks, 65535), triton.cdiv(blocks, 65535))
+    with torch.cuda.device_of(x):
+        _pre[grid](x.contiguous(), h_pre.contiguous(), u, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
+    return u
+
+
+def _is(tensor):
+    return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
