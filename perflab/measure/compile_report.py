@@ -43,7 +43,7 @@ def cuda_source(kernel: TileKernel, target: str = "sm_90a") -> tuple[str, dict[s
         func = kernel.source()
         tvm = tilelang.tvm
         arch = tvm.target.Target({"kind": "cuda", "arch": target})
-        with arch, tvm.transform.PassContext(opt_level=3):
+        with arch, tvm.transform.PassContext(opt_level=3, config=kernel.passes):
             artifact = tilelang.lower(func, target=arch)
     functions = {str(var.name_hint): func.attrs for var, func in artifact.device_mod.functions.items()}
     dynamic = {name: int(attrs.get("dyn_shared_memory_buf", 0)) for name, attrs in functions.items()}

@@ -2,7 +2,7 @@
 
 An implementation writes a builder of its static arguments and calls the kernel with tensors; their device decides:
 
-    @tile_kernel
+    @tile_kernel()
     def double(C, dtype):
         tokens = T.dynamic("tokens", "int64")
 
@@ -46,21 +46,24 @@ class NotExpressible(RuntimeError):  # noqa: N818 - a reason to skip, no error
 
 @dataclass(frozen=True)
 class Argument:
-    """What a kernel wants of one tensor; a size that is a name must be the same number wherever the name stands."""
+    """What a kernel wants of one tensor; a size that is a name must be the same number wherever the name stands.
+
+    A whole number, passed as such, has no sizes.
+    """
 
     name: str
     dtype: str
-    sizes: tuple[int | str, ...]
+    sizes: tuple[int | str, ...] | None
 
 
 class TileKernel:
     """A builder with its static arguments; a call launches it, or is noted where launches are captured."""
 
-    def __init__(self, build: Callable[..., Any], static: tuple[Any, ...]) -> None:
-        self.build, self.static = build, static
+    def __init__(self, build: Callable[..., Any], passes: dict[str, Any], static: tuple[Any, ...]) -> None:
+        self.build, self.passes, self.static = build, passes, static
 
     def __call__(self, *tensors: Any) -> None:
-        """Run on the tensors' device, outputs included.
+        """Run on the tensors' device; outputs are among them, the first is no number.
 
         An empty tensor means an empty grid, so nothing is launched.
 
@@ -71,7 +74,7 @@ class TileKernel:
         launches = _captured.get()
         if launches is not None:
             launches[self] = None
-        elif not all(tensor.numel() for tensor in tensors):
+        elif any(tensor.numel() == 0 for tensor in tensors if not isinstance(tensor, int)):
             return
         elif device == "cuda":
             self._native(*tensors)
@@ -93,13 +96,19 @@ class TileKernel:
         """What the kernel declares of each tensor, in order."""
         with quiet():
             func = self.source()
-        buffers = [func.buffer_map[param] for param in func.params]
-        return tuple(Argument(str(b.name), str(b.dtype), tuple(map(_size, b.shape))) for b in buffers)
+        found = []
+        for param in func.params:
+            buffer = func.buffer_map.get(param)
+            shape = None if buffer is None else tuple(map(_size, buffer.shape))
+            found.append(
+                Argument(str(param.name if buffer is None else buffer.name), str((buffer or param).dtype), shape)
+            )
+        return tuple(found)
 
     @functools.cached_property
     def _native(self) -> Any:
         with quiet() as tilelang:
-            return tilelang.compile(self.source(), target="cuda")
+            return tilelang.compile(self.source(), target="cuda", pass_configs=self.passes)
 
     @functools.cached_property
     def _checked(self) -> Any:
@@ -114,14 +123,25 @@ class TileKernel:
                 raise NotExpressible(f"TileLang's C target cannot express {self.build.__name__}: {why}") from error
 
 
-def tile_kernel(build: Callable[..., Any]) -> Callable[..., TileKernel]:
-    """Turn a builder of static arguments into kernels, one per set of arguments, each compiled once per target."""
+def tile_kernel(**passes: Any) -> Callable[[Callable[..., Any]], Callable[..., TileKernel]]:
+    """Turn a builder of static arguments into kernels, one per set of arguments, each compiled once per target.
 
-    @functools.cache
-    def kernel(*static: Any) -> TileKernel:
-        return TileKernel(build, static)
+    `passes` are TileLang's CUDA pass options, `tl.` left out: `@tile_kernel(disable_warp_specialized=True)`.
+    """
 
-    return functools.wraps(build)(kernel)
+    def decorate(build: Callable[..., Any]) -> Callable[..., TileKernel]:
+        @functools.cache
+        def kernel(*static: Any) -> TileKernel:
+            return TileKernel(build, {f"tl.{name}": value for name, value in passes.items()}, static)
+
+        return functools.wraps(build)(kernel)
+
+    return decorate
+
+
+def for_c_target() -> bool:
+    """Whether the kernel is being traced for the C target; for the few words that it lacks and a loop can spell out."""
+    return _for_c.get()
 
 
 def alloc_shared(shape: tuple[int, ...], dtype: str) -> Any:
@@ -208,11 +228,12 @@ def _check(arguments: tuple[Argument, ...], tensors: tuple[Any, ...]) -> str:
         raise ValueError(f"{len(arguments)} tensors are wanted, {len(tensors)} were given")
     known: dict[str, int] = {}
     for want, tensor in zip(arguments, tensors, strict=True):
-        shape = tuple(
-            known.setdefault(s, n) if isinstance(s, str) else s for s, n in zip(want.sizes, tensor.shape, strict=False)
-        )
-        if tensor.dim() != len(want.sizes) or tuple(tensor.shape) != shape:
-            wanted = [known.get(s, s) if isinstance(s, str) else s for s in want.sizes]
+        if want.sizes is None:
+            continue
+        for named, size in zip(want.sizes, tensor.shape, strict=False):
+            known.setdefault(str(named), size)
+        wanted = [known.get(size, size) if isinstance(size, str) else size for size in want.sizes]
+        if list(tensor.shape) != wanted:
             raise ValueError(f"{want.name} must have shape {wanted}, but has {list(tensor.shape)}")
         if str(tensor.dtype) != f"torch.{want.dtype}":
             raise ValueError(f"{want.name} must be {want.dtype}, but is {str(tensor.dtype).removeprefix('torch.')}")

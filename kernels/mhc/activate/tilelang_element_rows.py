@@ -11,7 +11,7 @@ TOKENS = 64
 THREADS = 64
 
 
-@tile_kernel
+@tile_kernel()
 def coefficients(n):
     """h = (1/r) [a_pre m_pre, a_post m_post, a_res m_res] + b, then sigmoid, 2 sigmoid, nothing."""
     tokens = T.dynamic("tokens", "int64")

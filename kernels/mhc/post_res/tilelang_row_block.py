@@ -8,7 +8,7 @@ from perflab.measure.tile_kernel import dtype_name, row_split, sizes, tile_kerne
 REQUIRES = ("torch", "tilelang")
 
 
-@tile_kernel
+@tile_kernel()
 def mix(n, C, dtype):
     """y[t, i, c] = sum_j h_res[t, i, j] x[t, j, c] + h_post[t, i] f[t, c]."""
     tokens = T.dynamic("tokens", "int64")

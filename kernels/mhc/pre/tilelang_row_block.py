@@ -8,7 +8,7 @@ from perflab.measure.tile_kernel import dtype_name, row_split, sizes, tile_kerne
 REQUIRES = ("torch", "tilelang")
 
 
-@tile_kernel
+@tile_kernel()
 def weighted_sum(n, C, dtype):
     """u[t, c] = sum_i h_pre[t, i] x[t, i, c]."""
     tokens = T.dynamic("tokens", "int64")

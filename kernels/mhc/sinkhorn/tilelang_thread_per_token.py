@@ -10,7 +10,7 @@ REQUIRES = ("torch", "tilelang")
 THREADS = 64
 
 
-@tile_kernel
+@tile_kernel()
 def balance(n, iterations):
     """M0 = exp(logits); then `iterations` times: columns to sum 1, rows to sum 1."""
     tokens = T.dynamic("tokens", "int64")
