@@ -68,8 +68,12 @@ class TileKernel:
         An empty tensor means an empty grid, so nothing is launched.
 
         Fails: ValueError for a tensor that is not what the kernel declares; NotExpressible on a CPU, where the C target
-        lacks something.
+        lacks something; RuntimeError where autograd expects to see it.
         """
+        if _wants_gradient(tensors):
+            raise RuntimeError(
+                "autograd does not see a kernel's launch: call it in a torch.autograd.Function or no_grad"
+            )
         device = _check(self.arguments, tensors)
         launches = _captured.get()
         if launches is not None:
@@ -210,6 +214,13 @@ def quiet() -> Iterator[Any]:
         import tilelang
 
         yield tilelang
+
+
+def _wants_gradient(tensors: tuple[Any, ...]) -> bool:
+    """Whether a gradient through the launch is expected, which would silently be missing."""
+    import torch
+
+    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
 
 
 def _size(dim: Any) -> int | str:

@@ -4,6 +4,7 @@ import math
 
 import tilelang.language as T
 import torch
+from tilelang.layout import make_swizzled_layout
 
 from perflab.measure.tile_kernel import alloc_shared, dtype_name, for_c_target, multiprocessors, sizes, tile_kernel
 
@@ -42,6 +43,9 @@ def multiply_slices(D, K, dtype):
                 T.no_set_max_nreg()
             x_tile = alloc_shared((TOKENS, DEPTH), dtype)
             phi_tile = alloc_shared((DEPTH, columns), "float32")
+            if not for_c_target():
+                # Threads read a column of eight rows at a time; unswizzled, those rows share their banks.
+                T.annotate_layout({x_tile: make_swizzled_layout(x_tile)})
             high = T.alloc_fragment((TOKENS, DEPTH), "float32")
             low = T.alloc_fragment((TOKENS, DEPTH), "float32")
             product = T.alloc_fragment((TOKENS, columns), "float32")
