@@ -91,7 +91,7 @@ def multiply_slices(D, K, dtype):
 
 
 @tile_kernel()
-def add_slices(D, K, eps):
+def add_slices(K, eps):
     """Sums over the slices, in order, and the root of the mean square."""
     tokens = T.dynamic("tokens", "int64")
     slices = T.dynamic("slices", "int64")
@@ -102,6 +102,7 @@ def add_slices(D, K, eps):
         squares: T.Tensor((slices, tokens), "float32"),
         m: T.Tensor((tokens, K), "float32"),
         r: T.Tensor((tokens,), "float32"),
+        D: T.int32,
     ):
         with T.Kernel(T.ceildiv(tokens, THREADS // 4), threads=THREADS) as block:
             total = T.alloc_fragment((THREADS // 4, K), "float32")
@@ -124,7 +125,7 @@ def add_slices(D, K, eps):
                     if first + t < tokens:
                         square[t] += squares[s, first + t]
             for t in T.Parallel(THREADS // 4):
-                r[first + t] = T.sqrt(square[t] / D + T.float32(eps))
+                r[first + t] = T.sqrt(square[t] / T.cast(D, "float32") + T.float32(eps))
 
     return add_slices
 
@@ -146,7 +147,7 @@ def project(x, phi, *, eps=1e-20):
         for shape in ((slices, tokens, K), (slices, tokens), (tokens, K), (tokens,))
     )
     multiply_slices(D, K, dtype_name(x, "x"))(x.view(tokens, D), phi, products, squares, length)
-    add_slices(D, K, eps)(products, squares, m, r)
+    add_slices(K, eps)(products, squares, m, r, D)
     return m, r
 
 
