@@ -48,7 +48,7 @@ class NotExpressible(RuntimeError):  # noqa: N818 - a reason to skip, no error
 class Argument:
     """What a kernel wants of one tensor; a size that is a name must be the same number wherever the name stands.
 
-    A whole number, passed as such, has no sizes.
+    A number, passed as such, has no sizes.
     """
 
     name: str
@@ -78,7 +78,7 @@ class TileKernel:
         launches = _captured.get()
         if launches is not None:
             launches[self] = None
-        elif any(tensor.numel() == 0 for tensor in tensors if not isinstance(tensor, int)):
+        elif any(tensor.numel() == 0 for tensor in tensors if not isinstance(tensor, (int, float))):
             return
         elif device == "cuda":
             self._native(*tensors)
@@ -122,7 +122,8 @@ class TileKernel:
             source = self.source(for_c=True)
             try:
                 return tilelang.compile(source, target="c", pass_configs=C_PASSES)
-            except RuntimeError as error:
+            # TVM's errors are RuntimeErrors; a missing C++ compiler is asserted.
+            except (RuntimeError, AssertionError) as error:
                 why = str(error).strip().splitlines()[0]
                 raise NotExpressible(f"TileLang's C target cannot express {self.build.__name__}: {why}") from error
 

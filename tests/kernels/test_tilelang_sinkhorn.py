@@ -44,16 +44,18 @@ def test_the_tolerance_tells_the_plausible_mistakes_apart(std):
 
 def test_iterations_are_counted():
     logits = 3 * torch.randn(129, 4, 4)
-    for iterations in (0, 1, 20):
+    for iterations in (1, 2):
         out = MODULE.sinkhorn(logits, iterations=iterations)
-        # Without an iteration nothing cancels the column's maximum that was taken out.
-        want = reference(logits - logits.amax(1, keepdim=True), iterations)
-        assert relative_l2(out, want) <= RELATIVE_L2[torch.float32]
+        assert relative_l2(out, reference(logits, iterations)) <= RELATIVE_L2[torch.float32]
 
 
-def test_logits_of_any_height_do_not_overflow():
-    logits = torch.randn(129, 4, 4) + torch.tensor([-300.0, 0.0, 300.0, 1000.0])
-    assert relative_l2(MODULE.sinkhorn(logits), reference(logits - logits.amax(1, keepdim=True))) <= 1e-5
+@pytest.mark.parametrize("heights", [(-300, 0, 300, 400), (0, 0, 0, -500), (0, -500, -500, -500)])
+@pytest.mark.parametrize("dim", [COLUMNS, ROWS])
+def test_rows_and_columns_far_above_or_below_the_others_neither_overflow_nor_vanish(heights, dim):
+    heights = torch.tensor(heights, dtype=torch.float32)
+    logits = torch.randint(-3, 4, (129, 4, 4)) + (heights[:, None] if dim == COLUMNS else heights)
+    # The logits are whole, so fp32 holds them; a logarithm taken from hundreds still rounds in the fifth digit.
+    assert relative_l2(MODULE.sinkhorn(logits), reference(logits)) <= 2e-5
 
 
 def test_a_bad_token_stays_alone():
@@ -77,7 +79,7 @@ def test_runs_agree_bit_for_bit():
         (torch.zeros(3, 4, 2), {}, r"logits must have shape \[3, 4, 4\]"),
         (torch.zeros(4, 4), {}, r"logits must be \[T, n, n\]"),
         (torch.zeros(3, 4, 4).half(), {}, "logits must be float32"),
-        (torch.zeros(3, 4, 4), {"iterations": -1}, "iterations must not be negative"),
+        (torch.zeros(3, 4, 4), {"iterations": 0}, "iterations must be at least 1"),
     ],
 )
 def test_refuses_what_it_cannot_do(logits, options, message):

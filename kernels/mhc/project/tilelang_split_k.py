@@ -91,7 +91,7 @@ def multiply_slices(D, K, dtype):
 
 
 @tile_kernel()
-def add_slices(K, eps):
+def add_slices(K):
     """Sums over the slices, in order, and the root of the mean square."""
     tokens = T.dynamic("tokens", "int64")
     slices = T.dynamic("slices", "int64")
@@ -103,6 +103,7 @@ def add_slices(K, eps):
         m: T.Tensor((tokens, K), "float32"),
         r: T.Tensor((tokens,), "float32"),
         D: T.int32,
+        eps: T.float32,
     ):
         with T.Kernel(T.ceildiv(tokens, THREADS // 4), threads=THREADS) as block:
             total = T.alloc_fragment((THREADS // 4, K), "float32")
@@ -125,7 +126,7 @@ def add_slices(K, eps):
                     if first + t < tokens:
                         square[t] += squares[s, first + t]
             for t in T.Parallel(THREADS // 4):
-                r[first + t] = T.sqrt(square[t] / T.cast(D, "float32") + T.float32(eps))
+                r[first + t] = T.sqrt(square[t] / T.cast(D, "float32") + eps)
 
     return add_slices
 
@@ -147,7 +148,7 @@ def project(x, phi, *, eps=1e-20):
         for shape in ((slices, tokens, K), (slices, tokens), (tokens, K), (tokens,))
     )
     multiply_slices(D, K, dtype_name(x, "x"))(x.view(tokens, D), phi, products, squares, length)
-    add_slices(K, eps)(products, squares, m, r, D)
+    add_slices(K)(products, squares, m, r, D, eps)
     return m, r
 
 
