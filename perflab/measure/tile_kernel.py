@@ -177,7 +177,8 @@ def multiprocessors(tensor: Any) -> int:
 def sizes(tensor: Any, name: str, dims: str, **allowed: tuple[int, ...]) -> tuple[int, ...]:
     """The tensor's sizes under the names of `dims`, such as "T n C".
 
-    Fails: ValueError for another number of dimensions, or a size that `allowed` does not list under its name.
+    Fails: ValueError for another number of dimensions, a size that `allowed` does not list under its name, or gaps in
+    memory, which a view in another shape would have to copy.
     """
     names = dims.split()
     if tensor.dim() != len(names):
@@ -185,6 +186,8 @@ def sizes(tensor: Any, name: str, dims: str, **allowed: tuple[int, ...]) -> tupl
     for dim, size in zip(names, tensor.shape, strict=True):
         if size not in allowed.get(dim, (size,)):
             raise ValueError(f"{dim} must be one of {', '.join(map(str, allowed[dim]))}, but {name} has {dim} = {size}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous")
     return tuple(tensor.shape)
 
 

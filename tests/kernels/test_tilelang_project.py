@@ -97,7 +97,7 @@ def test_few_tokens_still_fill_the_processors_and_many_are_not_sliced():
         (lambda x, phi: (x, phi.half()), "phi must be float32"),
         (lambda x, phi: (x, phi[1:]), r"phi must have shape \[384, 24\]"),
         (lambda x, phi: (x, phi.to("meta")), "phi is on meta"),
-        (lambda x, phi: (x.transpose(0, 1), phi), "n must be one of"),
+        (lambda x, phi: (x.transpose(1, 2).contiguous().transpose(1, 2), phi), "x must be contiguous"),
     ],
 )
 def test_refuses_what_it_cannot_do(change, message):

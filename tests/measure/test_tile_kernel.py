@@ -139,6 +139,8 @@ def test_sizes_and_dtypes_are_checked_by_name():
         sizes(x, "x", "T n C", n=(1, 2))
     with pytest.raises(ValueError, match=r"x must be \[T, C\], but has shape \[3, 4, 5\]"):
         sizes(x, "x", "T C")
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        sizes(x.transpose(1, 2), "x", "T C n")
     assert dtype_name(x, "x") == "float32"
     with pytest.raises(ValueError, match="x must be one of float16, but is float32"):
         dtype_name(x, "x", ("float16",))
