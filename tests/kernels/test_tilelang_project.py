@@ -76,17 +76,21 @@ def test_runs_agree_bit_for_bit():
     assert all(map(torch.equal, MODULE.project(*given), MODULE.project(*given)))
 
 
-@pytest.mark.parametrize("processors", [1, 132])
+@pytest.mark.parametrize("slots", [1, 132, 264])
 @pytest.mark.parametrize("tokens", [0, 1, 129, 4096, 65536])
 @pytest.mark.parametrize("steps", [1, 7, 320, 896])
-def test_slices_cover_every_step_and_none_is_empty(tokens, steps, processors):
-    slices, length = MODULE.split(tokens, steps, processors)
+def test_slices_cover_every_step_and_none_is_empty(tokens, steps, slots):
+    slices, length = MODULE.split(tokens, steps, slots)
     assert (slices - 1) * length < steps <= slices * length
 
 
-def test_few_tokens_still_fill_the_processors_and_many_are_not_sliced():
-    assert MODULE.split(1, 320, 132)[0] >= 40
-    assert MODULE.split(65536, 320, 132)[0] == 1
+@pytest.mark.parametrize(("tokens", "least"), [(1, 40), (4096, 0.95), (16384, 0.95), (40960, 0.9), (65536, 0.95)])
+def test_slices_fill_the_waves_of_blocks(tokens, least):
+    """At C = 2560 on Hopper: few tokens reach the shortest slices, many waste no wave."""
+    slots, blocks = 264, -(-tokens // MODULE.TOKENS)
+    slices, _ = MODULE.split(tokens, 320, slots)
+    waves = -(-blocks * slices // slots)
+    assert slices >= least if tokens == 1 else blocks * slices / (waves * slots) >= least
 
 
 @pytest.mark.parametrize(

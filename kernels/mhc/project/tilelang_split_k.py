@@ -26,7 +26,6 @@ def multiply_slices(D, K, dtype):
     columns = math.ceil(K / 8) * 8
     steps = math.ceil(D / DEPTH)
     exact = dtype != "float32"
-    blocks_per_sm = 2 if exact and columns <= 32 else 1
 
     @T.prim_func
     def multiply_slices(
@@ -39,7 +38,7 @@ def multiply_slices(D, K, dtype):
         with T.Kernel(T.ceildiv(tokens, TOKENS), slices, threads=THREADS) as (block, s):
             if not for_c_target():
                 # Two blocks hide each other's waits better than one with registers to spare.
-                T.annotate_min_blocks_per_sm(blocks_per_sm)
+                T.annotate_min_blocks_per_sm(blocks_per_sm(K, dtype))
                 T.no_set_max_nreg()
             x_tile = alloc_shared((TOKENS, DEPTH), dtype)
             phi_tile = alloc_shared((DEPTH, columns), "float32")
@@ -142,18 +141,25 @@ def project(x, phi, *, eps=1e-20):
     """
     tokens, n, C = sizes(x, "x", "T n C", n=(1, 2, 4, 8))
     D, K = n * C, n * n + 2 * n
-    slices, length = split(tokens, math.ceil(D / DEPTH), multiprocessors(x))
+    dtype = dtype_name(x, "x")
+    slices, length = split(tokens, math.ceil(D / DEPTH), blocks_per_sm(K, dtype) * multiprocessors(x))
     products, squares, m, r = (
         torch.empty(shape, dtype=torch.float32, device=x.device)
         for shape in ((slices, tokens, K), (slices, tokens), (tokens, K), (tokens,))
     )
-    multiply_slices(D, K, dtype_name(x, "x"))(x.view(tokens, D), phi, products, squares, length)
+    multiply_slices(D, K, dtype)(x.view(tokens, D), phi, products, squares, length)
     add_slices(K)(products, squares, m, r, D, eps)
     return m, r
 
 
-def split(tokens, steps, processors):
-    """Number of slices and their length in steps: two blocks a processor, no slice shorter than eight steps."""
+def split(tokens, steps, slots):
+    """Number of slices and their length in steps: full waves of blocks, no slice below eight steps."""
     blocks = max(1, math.ceil(tokens / TOKENS))
-    length = max(min(8, steps), math.ceil(steps * blocks / (2 * processors)))
+    slices = min(range(1, max(4, slots // blocks) + 1), key=lambda count: math.ceil(blocks * count / slots) / count)
+    length = max(min(8, steps), math.ceil(steps / slices))
     return math.ceil(steps / length), length
+
+
+def blocks_per_sm(K, dtype):
+    """Blocks whose registers fit a multiprocessor together: two, unless many columns or both halves of x are held."""
+    return 2 if K <= 32 and dtype != "float32" else 1
