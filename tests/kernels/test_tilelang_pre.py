@@ -1,0 +1,89 @@
+"""The TileLang weighted sum, run as C code, against fp64."""
+
+import pytest
+import torch
+from tilelang_cases import RELATIVE_L2, TOKENS, global_accesses, load, needs_nvcc, relative_l2
+
+from perflab.measure.compile_report import cuda_source
+from perflab.measure.tile_kernel import NotExpressible
+
+MODULE = load("mhc/pre/tilelang_row_block")
+SHAPES = [(1, 7), (2, 1281), (4, 100), (8, 36)]
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def inputs(tokens, n, C, dtype=torch.float32):
+    return torch.randn(tokens, n, C).to(dtype), torch.rand(tokens, n)
+
+
+def reference(x, h_pre):
+    return torch.einsum("tn,tnc->tc", h_pre.double(), x.double())
+
+
+@pytest.mark.parametrize(("n", "C"), SHAPES)
+def test_agrees_with_fp64_for_every_token_count(n, C):
+    for tokens in TOKENS:
+        x, h_pre = inputs(tokens, n, C)
+        assert relative_l2(MODULE.pre(x, h_pre), reference(x, h_pre)) <= RELATIVE_L2[torch.float32]
+
+
+def test_fp16_streams_are_accumulated_in_fp32():
+    x, h_pre = inputs(129, 4, 100, torch.float16)
+    u = MODULE.pre(x, h_pre)
+    assert u.dtype == torch.float16
+    assert relative_l2(u, reference(x, h_pre)) <= RELATIVE_L2[torch.float16]
+
+
+def test_bf16_is_not_expressible_in_c():
+    with pytest.raises(NotExpressible, match="no bf16 type"):
+        MODULE.pre(*inputs(3, 4, 100, torch.bfloat16))
+
+
+def test_a_bad_token_stays_alone_and_a_zero_token_gives_zero():
+    x, h_pre = inputs(5, 4, 100)
+    clean = MODULE.pre(x, h_pre)
+    x[1], x[3], x[4] = torch.nan, torch.inf, 0
+    u = MODULE.pre(x, h_pre)
+    assert torch.equal(u[[0, 2]], clean[[0, 2]])
+    assert u[1].isnan().all() and u[3].isinf().all() and (u[4] == 0).all()
+
+
+def test_runs_agree_bit_for_bit():
+    x, h_pre = inputs(129, 4, 100)
+    assert torch.equal(MODULE.pre(x, h_pre), MODULE.pre(x, h_pre))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, h: (x[:, :3], h[:, :3]), "n must be one of 1, 2, 4, 8"),
+        (lambda x, h: (x[0], h), r"x must be \[T, n, C\]"),
+        (lambda x, h: (x.double(), h), "x must be one of bfloat16, float16, float32"),
+        (lambda x, h: (x, h.half()), "h_pre must be float32"),
+        (lambda x, h: (x, h[:2]), r"h_pre must have shape \[3, 4\]"),
+        (lambda x, h: (x, h.to("meta")), "h_pre is on meta"),
+        (lambda x, h: (x, h.T.contiguous().T), "h_pre must be contiguous"),
+    ],
+)
+def test_refuses_what_it_cannot_do(change, message):
+    with pytest.raises(ValueError, match=message):
+        MODULE.pre(*change(*inputs(3, 4, 100)))
+
+
+def test_offsets_are_64_bits_wide():
+    source, _ = cuda_source(MODULE.weighted_sum(4, 2560, "bfloat16"))
+    assert "(int64_t)blockIdx.x) * (int64_t)10240" in source
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("C", "dtype"), [(2560, "bfloat16"), (1920, "float32")])
+def test_each_byte_is_moved_once_in_16_byte_accesses(C, dtype):
+    """Four streams, the token's four weights; one store. 1920 leaves threads idle."""
+    assert global_accesses(MODULE.weighted_sum(4, C, dtype)) == {("ld", 16): 4 + 1, ("st", 16): 1}
