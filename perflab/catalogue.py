@@ -16,6 +16,8 @@ from perflab.contract import Stage
 from perflab.errors import PerflabError, one_line, unknown
 
 TOOLKITS = ("eager", "compiled", "triton", "tilelang", "peer")
+#: Files of workspaces are imported under names that begin so.
+PRIVATE_PACKAGE = "_perflab_"
 _NOT_IMPLEMENTATIONS = {"stage.py", "reference.py", "__init__.py"}
 
 
@@ -124,7 +126,7 @@ def load_module(path: Path) -> ModuleType:
     """
     path = path.resolve()
     root = next((p for p in path.parents if p.name == "kernels"), path.parent)
-    package = "_perflab_" + hashlib.sha256(str(root).encode()).hexdigest()[:12]
+    package = PRIVATE_PACKAGE + hashlib.sha256(str(root).encode()).hexdigest()[:12]
     name = package
     _namespace(name, root)
     folder = root

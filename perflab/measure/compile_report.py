@@ -21,8 +21,10 @@ from perflab.record import KernelReport
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'.*?(?=Compiling entry function|\Z)", re.DOTALL)
 
 
-class NvccMissing(RuntimeError):  # noqa: N818 - a reason to skip, no error
+class NvccMissing(RuntimeError):
     """There is no nvcc to compile with: no report, and this reason."""
+
+    code = "missing_compiler"
 
 
 def compile_for(call: Callable[[], object], target: str = "sm_90a") -> list[KernelReport]:

@@ -40,8 +40,10 @@ _for_c: ContextVar[bool] = ContextVar("_for_c", default=False)
 _captured: ContextVar[dict[TileKernel, None] | None] = ContextVar("_captured", default=None)
 
 
-class NotExpressible(RuntimeError):  # noqa: N818 - a reason to skip, no error
+class NotExpressible(RuntimeError):
     """The kernel is right, but TileLang's C target has no words for it: a skip with this reason, not a failure."""
+
+    code = "not_expressible"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from perflab.catalogue import PRIVATE_PACKAGE
+
 _PR_SET_PDEATHSIG = 1
 
 #: What each mode needs in the environment, before a toolkit is imported.
@@ -42,11 +44,15 @@ def main(connection: Connection, mode: str, log: Path, environment: dict[str, st
     faulthandler.enable()
     os.environ.update(environment)
     os.environ.update(MODE_ENVIRONMENT[mode])
-    _serve(connection)
+    _serve(connection, mode)
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, mode: str) -> None:
     session: Any = None
+    if mode == "interpreted":
+        from perflab.measure.interpreter_bf16 import mend_bf16
+
+        mend_bf16()
     while True:
         try:
             message = connection.recv()
@@ -89,11 +95,9 @@ def _text(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(getattr(error, "code", None), str):
         return lines[0] if lines else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
-        frame
-        for frame in frames
-        if "perflab" not in Path(frame.filename).parts and "site-packages" not in frame.filename
+    places = [
+        f" ({Path(frame.f_code.co_filename).name}, line {line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(PRIVATE_PACKAGE)
     ]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500] + place
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:500] + "".join(places[-1:])

@@ -19,7 +19,7 @@ from perflab.present.formats import Derived
 from perflab.record import Record
 
 HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "latency", "bandwidth",
-          "of ceiling", "vs eager")  # fmt: skip
+          "of ceiling", "vs eager", "sm_90a")  # fmt: skip
 STATUS_STYLE = {"passed": "green", "wrong": "bold red", "failed": "red", "skipped": "yellow"}
 
 
@@ -85,7 +85,7 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
         lines.append(f"[cache]: the last-level cache ({cache}) may hold the working set; this is no memory bandwidth")
     lines.append(
         "traffic: bytes counted by `source`; x fewest: traffic over the contract's compulsory bytes; "
-        "bandwidth: compulsory bytes over the median latency"
+        "bandwidth: compulsory bytes over the median latency; sm_90a: as compiled for Hopper"
     )
     return lines
 
@@ -136,4 +136,14 @@ def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]
         bandwidth + (" [cache]" if columns.get("in_cache") else ""),
         units.percent(columns.get("fraction_of_peak")),
         units.ratio(columns.get("speedup"), "x"),
+        _compiled(record),
     )
+
+
+def _compiled(record: Record) -> str:
+    """Registers of the hungriest kernel and what spills; only compilers of single kernels tell."""
+    kernels = record.compile.kernels if record.compile else []
+    if not kernels:
+        return ""
+    spilled = sum(kernel.spill_bytes for kernel in kernels)
+    return f"{max(kernel.registers for kernel in kernels)} regs, " + (f"{spilled} B spilled" if spilled else "no spill")
