@@ -157,7 +157,7 @@ def alloc_shared(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def row_split(width: int, dtype: str, max_threads: int = 256) -> tuple[int, int]:
-    """Elements and threads of a block that takes a slice of a row of `width`: 16 bytes a thread, equal slices if any are.
+    """Elements and threads of a block that takes a slice of a row: equal slices if any are, 16 bytes a thread.
 
     Threads need not fill their last warp: a slice that ends where the row ends needs no bounds checks.
     """
