@@ -159,11 +159,15 @@ def alloc_shared(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def row_split(width: int, dtype: str, max_threads: int = 256) -> tuple[int, int]:
-    """Elements and threads of a block that takes a slice of a row of `width`: 16 bytes a thread, few threads idle."""
+    """Elements and threads of a block that takes a slice of a row: equal slices if any are, 16 bytes a thread.
+
+    Threads need not fill their last warp: a slice that ends where the row ends needs no bounds checks.
+    """
     vector = 4 if dtype == "float32" else 8
-    warps = math.ceil(width / (32 * vector))
-    blocks = math.ceil(warps / (max_threads // 32))
-    threads = 32 * math.ceil(warps / blocks)
+    lanes = math.ceil(width / vector)
+    fewest = math.ceil(lanes / max_threads)
+    blocks = next((count for count in range(fewest, 2 * fewest + 1) if lanes % count == 0), fewest)
+    threads = max(32, math.ceil(lanes / blocks))
     return threads * vector, threads
 
 

@@ -89,5 +89,5 @@ def test_offsets_are_64_bits_wide():
 @needs_nvcc
 @pytest.mark.parametrize(("C", "dtype"), [(2560, "bfloat16"), (1920, "float32")])
 def test_each_byte_is_moved_once_in_16_byte_accesses(C, dtype):
-    """Four streams, the update, the token's gains and mixing matrix; four rows stored. 1920 leaves threads idle."""
+    """Four streams, the update, the token's gains and mixing matrix; four rows stored.."""
     assert global_accesses(MODULE.mix(4, C, dtype)) == {("ld", 16): 4 + 1 + 1 + 4, ("st", 16): 4}

@@ -85,5 +85,5 @@ def test_offsets_are_64_bits_wide():
 @needs_nvcc
 @pytest.mark.parametrize(("C", "dtype"), [(2560, "bfloat16"), (1920, "float32")])
 def test_each_byte_is_moved_once_in_16_byte_accesses(C, dtype):
-    """Four streams, the token's four weights; one store. 1920 leaves threads idle."""
+    """Four streams, the token's four weights; one store.."""
     assert global_accesses(MODULE.weighted_sum(4, C, dtype)) == {("ld", 16): 4 + 1, ("st", 16): 1}

