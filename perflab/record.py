@@ -44,7 +44,8 @@ class OutputError(Strict):
 class Accuracy(Strict):
     """How right the case is: the worst output first, each output by name, and what was checked.
 
-    `shape` is the checked shape: a case that is interpreted or emulated is checked on fewer tokens than it declares.
+    shape          the checked shape: an interpreted or emulated case is checked on fewer tokens than it declares
+    deterministic  whether two calls gave the same bits; None where that was not tried
     """
 
     max_abs_error: float
@@ -53,7 +54,7 @@ class Accuracy(Strict):
     outputs: dict[str, OutputError]
     shape: dict[str, int]
     draws: int
-    deterministic: bool
+    deterministic: bool | None
 
 
 class Latency(Strict):

@@ -56,7 +56,9 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
     """
     about = _about(order, run)
     run.write_about(about)
-    with Pool(order.suite.timeout_s, order.suite.memory_gb, _caches()) as pool, _interrupts_stop(pool):
+    toolkits = sorted({case.implementation.toolkit for case in order.plan.cases()})
+    limits = order.suite.timeout_s, order.suite.memory_gb
+    with Pool(*limits, _caches(), toolkits) as pool, _interrupts_stop(pool):
         try:
             observer.phase("looking at the machine")
             about |= _environment(pool, order.device)

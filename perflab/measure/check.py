@@ -27,13 +27,20 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: the contract, the reference, the function, and the case's dtype and device."""
+    """What is checked: the contract, the reference, the function, and the case's dtype and device.
+
+    poison  fill what torch allocates with NaN. Not for compiled functions, which would be compiled anew under it, so
+            that another program would be checked than is timed; theirs write their buffers whole by construction
+    repeat  call twice and compare the bits. Not for interpreters, which run one program after the other anyway
+    """
 
     stage: Stage
     reference: Callable[..., Any]
     function: Callable[..., Any]
     dtype: str
     device: str
+    poison: bool = True
+    repeat: bool = True
 
 
 @dataclass
@@ -69,24 +76,23 @@ class _Sums:
 def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
     """Check the function on one shape, once per seed.
 
-    Memory that the function allocates without writing it is full of NaN, so an unwritten output cannot pass.
-
     Fails: Wrong with one of the codes wrong_output, wrong_shape, wrong_dtype, not_finite, inputs_changed, wrong_value.
     """
     sums = {name: _Sums() for name in subject.stage.outputs}
-    deterministic = True
+    deterministic = True if subject.repeat else None
     for seed in seeds:
         given = drawing.draw(subject.stage, shape, subject.dtype, subject.device, seed)
         kept = {name: tensor.clone() for name, tensor in given.items()}
-        with unwritten_memory_is_nan():
+        with unwritten_memory_is_nan() if subject.poison else contextlib.nullcontext():
             outputs = run(subject, given, shape)
             for name, tensor in given.items():
                 if not torch.equal(tensor, kept[name]):
                     raise Wrong("inputs_changed", f"the input {name} was changed")
-            again = run(subject, given, shape)
-        deterministic &= all(torch.equal(outputs[name], again[name]) for name in outputs)
+            if subject.repeat:
+                again = run(subject, given, shape)
+                deterministic = deterministic and all(torch.equal(outputs[name], again[name]) for name in outputs)
         _compare(subject, given, outputs, sums)
-    return _verdict(subject, shape, sums, draws=len(seeds), deterministic=deterministic)
+    return _verdict(subject, shape, sums, len(seeds), deterministic)
 
 
 def run(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape) -> dict[str, torch.Tensor]:
@@ -119,13 +125,13 @@ def run(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape) -> di
 @contextlib.contextmanager
 def unwritten_memory_is_nan() -> Iterator[None]:
     """Fill memory that torch allocates uninitialised with NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.set_deterministic_debug_mode(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
 
 
@@ -147,7 +153,9 @@ def _compare(
             sums[name].add(outputs[name][part], reference)
 
 
-def _verdict(subject: Subject, shape: Shape, sums: Mapping[str, _Sums], draws: int, deterministic: bool) -> Accuracy:
+def _verdict(
+    subject: Subject, shape: Shape, sums: Mapping[str, _Sums], draws: int, deterministic: bool | None
+) -> Accuracy:
     errors = {name: sums[name].result(subject.stage.tolerance(subject.dtype, name)) for name in subject.stage.outputs}
     worst_name, worst = max(errors.items(), key=lambda item: _excess(item[1]))
     if _excess(worst) > 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from perflab import machine, remarks
@@ -20,6 +21,8 @@ from perflab.suite import Suite
 WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
 #: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
 SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+#: Work is started in this order, so that the long pieces do not come last.
+LONGEST_FIRST = ("compiled", "tilelang", "triton", "peer", "eager")
 
 
 @dataclass
@@ -99,16 +102,17 @@ class GroupRun:
 
     def _prepare_all(self, drafts: Sequence[Draft]) -> None:
         """Check, count and compile, as many at a time as there are cores; emit what needs no timing."""
+        jobs = [(draft, work) for draft in drafts for work in (self._check, *self._extra_work(draft))]
+        jobs.sort(key=lambda job: LONGEST_FIRST.index(job[0].case.implementation.toolkit))
+        left = Counter(draft.case.id for draft, _ in jobs)
         with ThreadPoolExecutor(machine.physical_cores()) as threads:
-            checks = [(draft, threads.submit(self._check, draft)) for draft in drafts]
-            jobs: dict[int, list[Future[None]]] = {id(draft): [job] for draft, job in checks}
-            for draft in drafts:
-                jobs[id(draft)] += [threads.submit(work, draft) for work in self._extra_work(draft)]
+            running = {threads.submit(work, draft): draft for draft, work in jobs}
             try:
-                for draft in drafts:
-                    for job in jobs[id(draft)]:
-                        job.result()
-                    if draft.worker is None:
+                for job in as_completed(running):
+                    job.result()
+                    draft = running[job]
+                    left[draft.case.id] -= 1
+                    if not left[draft.case.id] and draft.worker is None:
                         self._emit(draft)
             except BaseException:
                 threads.shutdown(wait=True, cancel_futures=True)
@@ -187,7 +191,7 @@ class GroupRun:
             draft.remarks.append(remarks.spills(spilling))
 
     def _remark_on_check(self, draft: Draft, accuracy: Accuracy) -> None:
-        if not accuracy.deterministic:
+        if accuracy.deterministic is False:
             draft.remarks.append(remarks.not_deterministic())
         for dim, size in draft.case.shape.items():
             if accuracy.shape[dim] != size:

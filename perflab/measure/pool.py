@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from perflab.measure import worker
 POLL_SECONDS = 0.05
 #: How long an idle worker may take to leave by itself.
 GRACE_SECONDS = 2.0
+#: What the server imports for a toolkit: some seconds, once instead of in every worker.
+PRELOAD = {"compiled": "torch._inductor.compile_fx", "triton": "triton.language", "tilelang": "tilelang"}
 #: Share of the memory that was free at the start that one worker may take.
 MEMORY_SHARE = 0.6
 
@@ -35,14 +38,18 @@ class WorkerFailure(Exception):
 
 
 class Pool:
-    """Starts workers by forking a server that has torch imported already; ends them all on exit.
+    """Starts workers by forking a server that has imported torch and `toolkits` already; ends them all on exit.
 
     environment  extra variables for every worker
     peak_bytes   most memory that all workers together were seen to hold
     """
 
     def __init__(
-        self, timeout_s: float, memory_gb: float | None = None, environment: dict[str, str] | None = None
+        self,
+        timeout_s: float,
+        memory_gb: float | None = None,
+        environment: dict[str, str] | None = None,
+        toolkits: Iterable[str] = (),
     ) -> None:
         self.timeout_s = timeout_s
         self.environment = environment or {}
@@ -51,7 +58,7 @@ class Pool:
         self.memory_limit = int(memory_gb * 1e9 if memory_gb else free)
         self.peak_bytes = 0
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch"])
+        self._context.set_forkserver_preload(["torch", *(PRELOAD[kit] for kit in toolkits if kit in PRELOAD)])
         self._workers: list[Worker] = []
         self._logs = tempfile.TemporaryDirectory(prefix="perflab-")
 

@@ -13,7 +13,7 @@ from perflab import machine
 from perflab.catalogue import load_module
 from perflab.contract import Stage
 from perflab.measure import ceiling, check, inputs
-from perflab.measure.task import Task
+from perflab.measure.task import Task, execution
 from perflab.measure.timing import CpuTimer, CudaTimer, timer
 from perflab.record import Compile, Traffic
 
@@ -34,7 +34,10 @@ class Session:
         """Accuracy of the case. Fails: check.Wrong."""
         task = self.task
         reference = getattr(load_module(task.stage_folder / "reference.py"), task.function)
-        subject = check.Subject(self.stage, reference, self.function, task.dtype, task.device)
+        subject = check.Subject(
+            self.stage, reference, self.function, task.dtype, task.device,
+            poison=task.toolkit != "compiled", repeat=execution(task.toolkit, task.device) == "native",
+        )  # fmt: skip
         with torch.no_grad():
             return check.check(subject, task.check_shape, seeds).model_dump()
 

@@ -50,9 +50,7 @@ def main(connection: Connection, mode: str, log: Path, environment: dict[str, st
 def _serve(connection: Connection, mode: str) -> None:
     session: Any = None
     if mode == "interpreted":
-        from perflab.measure.interpreter_bf16 import mend_bf16
-
-        mend_bf16()
+        _interpret_triton()
     while True:
         try:
             message = connection.recv()
@@ -76,6 +74,19 @@ def _serve(connection: Connection, mode: str) -> None:
             traceback.print_exc()
             answer = ("error", _code(error, request), _text(error))
         connection.send(answer)
+
+
+def _interpret_triton() -> None:
+    """Import triton anew, under TRITON_INTERPRET: the server's copy has decorated its own functions for a GPU.
+
+    Its compiled part stays: it cannot be initialised twice in a process, and knows nothing of interpreting.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "triton" and not name.startswith("triton._C"):
+            del sys.modules[name]
+    from perflab.measure.interpreter_bf16 import mend_bf16
+
+    mend_bf16()
 
 
 def _code(error: Exception, request: str) -> str:
