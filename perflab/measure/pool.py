@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import tempfile
 import threading
@@ -22,7 +23,7 @@ POLL_SECONDS = 0.05
 #: How long an idle worker may take to leave by itself.
 GRACE_SECONDS = 2.0
 #: What the server imports for a toolkit: some seconds, once instead of in every worker.
-PRELOAD = {"compiled": "torch._inductor.compile_fx", "triton": "triton.language", "tilelang": "tilelang"}
+PRELOAD = {"compiled": "perflab.measure.preload_inductor", "triton": "triton.language", "tilelang": "tilelang"}
 #: Share of the memory that was free at the start that one worker may take.
 MEMORY_SHARE = 0.6
 
@@ -40,7 +41,7 @@ class WorkerFailure(Exception):
 class Pool:
     """Starts workers by forking a server that has imported torch and `toolkits` already; ends them all on exit.
 
-    environment  extra variables for every worker
+    environment  variables set in this process and so in every worker
     peak_bytes   most memory that all workers together were seen to hold
     """
 
@@ -52,13 +53,15 @@ class Pool:
         toolkits: Iterable[str] = (),
     ) -> None:
         self.timeout_s = timeout_s
-        self.environment = environment or {}
+        # The server and all workers inherit these.
+        os.environ.update(environment or {})
         self.stop = threading.Event()
         free = psutil.virtual_memory().available * MEMORY_SHARE
         self.memory_limit = int(memory_gb * 1e9 if memory_gb else free)
         self.peak_bytes = 0
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", *(PRELOAD[kit] for kit in toolkits if kit in PRELOAD)])
+        wanted = [PRELOAD[kit] for kit in toolkits if kit in PRELOAD]
+        self._context.set_forkserver_preload(["perflab.measure.session", *wanted])
         self._workers: list[Worker] = []
         self._logs = tempfile.TemporaryDirectory(prefix="perflab-")
 
@@ -90,7 +93,7 @@ class Worker:
         self._log = log
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=worker.main, args=(theirs, mode, log, pool.environment), daemon=True, name=f"perflab-{mode}"
+            target=worker.main, args=(theirs, mode, log), daemon=True, name=f"perflab-{mode}"
         )
         self._process.start()
         self._idle = True

@@ -28,7 +28,7 @@ MODE_ENVIRONMENT = {
 OF_THE_MACHINE = ("environment", "measure_ceiling", "measure_noise")
 
 
-def main(connection: Connection, mode: str, log: Path, environment: dict[str, str]) -> None:
+def main(connection: Connection, mode: str, log: Path) -> None:
     """Serve one parent over `connection`: `(request, arguments)` in, `("ok", result)` or `("error", code, text)` out.
     None asks it to leave.
 
@@ -42,7 +42,6 @@ def main(connection: Connection, mode: str, log: Path, environment: dict[str, st
     os.dup2(target, 1)
     os.dup2(target, 2)
     faulthandler.enable()
-    os.environ.update(environment)
     os.environ.update(MODE_ENVIRONMENT[mode])
     _serve(connection, mode)
 
