@@ -58,7 +58,7 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
     run.write_about(about)
     toolkits = sorted({case.implementation.toolkit for case in order.plan.cases()})
     limits = order.suite.timeout_s, order.suite.memory_gb
-    with Pool(*limits, _caches(), toolkits) as pool, _interrupts_stop(pool):
+    with Pool(*limits, caches(), toolkits) as pool, _interrupts_stop(pool):
         try:
             observer.phase("looking at the machine")
             about |= _environment(pool, order.device)
@@ -113,7 +113,7 @@ def _environment(pool: Pool, device: str) -> dict[str, Any]:
         worker.close()
 
 
-def _caches() -> dict[str, str]:
+def caches() -> dict[str, str]:
     """Compile caches in one place, unless the user has put them elsewhere."""
     folder = cache_folder()
     defaults = {

@@ -12,11 +12,18 @@ from typing import Any
 from rich.console import Console
 
 from perflab import machine, workspace
+from perflab.catalogue import Implementation, StageEntry, discover
 from perflab.errors import PerflabError
 from perflab.measure import telemetry
 from perflab.measure.pool import Pool, WorkerFailure
+from perflab.measure.task import Task, execution
 from perflab.present import units
+from perflab.run import caches
 
+#: What each toolkit is asked to do; only kernels of their own are compiled without a device.
+_DOINGS = {"eager": ["check"], "compiled": ["check"], "triton": ["check", "compile"], "tilelang": ["check", "compile"]}
+#: Sizes of a trial; other dims take 64.
+TRIAL_SIZES = {"T": 8, "n": 4}
 #: Samples of each of the two copies of one function in the A/A run.
 NOISE_SAMPLES = 40
 
@@ -45,10 +52,15 @@ def show(explicit: Path | None, quick: bool) -> None:
 def _findings(place: workspace.Workspace, quick: bool) -> Iterator[Finding]:
     gpus = machine.gpus()
     yield from _hardware(gpus)
-    yield from _toolkits(bool(gpus))
+    yield from _programs()
     yield from _places(place)
-    if not quick:
-        yield from _measured("cuda" if gpus else "cpu")
+    if quick:
+        return
+    device = "cuda" if gpus else "cpu"
+    print("trying the toolkits, the memory and the noise floor ...", file=sys.stderr)
+    with Pool(timeout_s=120, environment=caches()) as pool:
+        yield from _toolkits(pool, device)
+        yield from _measured(pool, device)
 
 
 def _hardware(gpus: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -76,18 +88,8 @@ def _hardware(gpus: list[dict[str, Any]]) -> Iterator[Finding]:
     yield Finding("counters", allowed, text, remedy)
 
 
-def _toolkits(has_gpu: bool) -> Iterator[Finding]:
-    versions = machine.versions()
-    how = {
-        "torch": ("runs", "runs"),
-        "triton": ("runs", "is interpreted (checks and bytes) and compiles for sm_90a"),
-        "tilelang": ("runs", "is emulated through its C target (fp32) and compiles for sm_90a"),
-    }
-    for name, (with_gpu, without) in how.items():
-        if versions[name] is None:
-            yield Finding(name, False, "not installed", f"pip install {name}")
-        else:
-            yield Finding(name, True, f"{versions[name]}: {with_gpu if has_gpu else without} here")
+def _programs() -> Iterator[Finding]:
+    """Compilers that toolkits call."""
     nvcc = shutil.which("nvcc")
     yield Finding(
         "nvcc", nvcc is not None, nvcc or "not on the PATH: TileLang kernels get no compile report",
@@ -100,6 +102,39 @@ def _toolkits(has_gpu: bool) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _toolkits(pool: Pool, device: str) -> Iterator[Finding]:
+    """Each toolkit tried with the smallest kernel that comes with perflab."""
+    catalogue = discover(workspace.builtin_root() / "kernels")
+    versions = machine.versions()
+    for toolkit, package in (("eager", "torch"), ("compiled", "torch"), ("triton", "triton"), ("tilelang", "tilelang")):
+        if versions[package] is None:
+            yield Finding(toolkit, False, f"{package} is not installed", f"pip install {package}")
+            continue
+        chosen = next(i for i in catalogue.implementations() if i.toolkit == toolkit)
+        results = [_try(pool, catalogue.stage(chosen.stage), chosen, device, doing) for doing in _DOINGS[toolkit]]
+        text = "; ".join(text for _, text in results)
+        yield Finding(toolkit, all(good for good, _ in results), f"{package} {versions[package]}: {text}")
+
+
+def _try(pool: Pool, stage: StageEntry, implementation: Implementation, device: str, doing: str) -> tuple[bool, str]:
+    """Check or compile one small case in a worker; whether it went well, and in words how."""
+    how = execution(implementation.toolkit, device)
+    shape = {dim: TRIAL_SIZES.get(dim, 64) for dim in stage.contract.dims}
+    task = Task(stage.folder, implementation.path, stage.function, implementation.toolkit, shape, shape, "fp32", device)
+    worker = pool.start("compiler" if doing == "compile" else how)
+    try:
+        worker.ask("open", task=task)
+        if doing == "compile":
+            worker.ask("compile")
+            return True, "compiles for sm_90a"
+        worker.ask("check", seeds=[0])
+        return True, {"native": "runs natively", "interpreted": "is interpreted", "emulated": "is emulated"}[how]
+    except WorkerFailure as failure:
+        return False, f"cannot {doing} here: {failure.text}"
+    finally:
+        worker.close()
+
+
 def _places(place: workspace.Workspace) -> Iterator[Finding]:
     kind = "built in" if place.builtin else "yours"
     yield Finding("workspace", True, f"{place.root} ({kind}); results go to {place.results}")
@@ -108,16 +143,14 @@ def _places(place: workspace.Workspace) -> Iterator[Finding]:
     yield Finding("commit", commit is not None, text)
 
 
-def _measured(device: str) -> Iterator[Finding]:
+def _measured(pool: Pool, device: str) -> Iterator[Finding]:
     """The memory ceiling, and how far two copies of one function differ when sampled in turn."""
-    print("measuring the memory ceiling and the noise floor ...", file=sys.stderr)
-    with Pool(timeout_s=120) as pool:
-        worker = pool.start("native")
-        try:
-            ceiling = worker.ask("measure_ceiling", device=device)
-            noise = worker.ask("measure_noise", device=device, samples=NOISE_SAMPLES)
-        except WorkerFailure as failure:
-            raise PerflabError(f"the measurement failed: {failure.text}") from failure
+    worker = pool.start("native")
+    try:
+        ceiling = worker.ask("measure_ceiling", device=device)
+        noise = worker.ask("measure_noise", device=device, samples=NOISE_SAMPLES)
+    except WorkerFailure as failure:
+        raise PerflabError(f"the measurement failed: {failure.text}") from failure
     outside = [entry for entry in ceiling if entry["outside_cache"]]
     for entry in ceiling:
         where = "memory" if entry["outside_cache"] else "cache or memory"
