@@ -20,6 +20,8 @@ from perflab.record import Record
 
 HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "latency", "bandwidth",
           "of ceiling", "vs eager", "sm_90a")  # fmt: skip
+#: Below this amplification there is nothing to explain.
+NEAR_COMPULSORY = 1.05
 STATUS_STYLE = {"passed": "green", "wrong": "bold red", "failed": "red", "skipped": "yellow"}
 
 
@@ -95,13 +97,28 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
     sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
     fewest = units.size(columns.get("compulsory_bytes"))
     title = f"{first.stage}  {sizes}  {first.dtype}  {first.pass_}  on {first.device}  (fewest bytes: {fewest})"
-    notes = []
-    for record, _ in members:
-        name = record.implementation.removeprefix(record.stage + "/")
-        if record.reason:
-            notes.append(f"{name}: {record.reason.text} [{record.reason.code}]")
-        notes += [f"{name}: {text}" for text in (*_other_sources(record), *record.warnings)]
+    said: dict[str, list[str]] = defaultdict(list)
+    for record, own in members:
+        for text in _notes(record, own):
+            said[text].append(record.implementation.removeprefix(record.stage + "/"))
+    notes = [f"{', '.join(names)}: {text}" for text, names in said.items()]
     return Block(title, [_row(record, columns) for record, columns in members], notes)
+
+
+def _notes(record: Record, columns: Mapping[str, float | None]) -> list[str]:
+    """What must be said of a record beside its row."""
+    notes = [f"{record.reason.text} [{record.reason.code}]"] if record.reason else []
+    return [*notes, *record.warnings, *_tensors(record, columns), *_other_sources(record)]
+
+
+def _tensors(record: Record, columns: Mapping[str, float | None]) -> list[str]:
+    """Which tensors an interpreted kernel moves, where it moves clearly more than it must."""
+    traffic = best(record)
+    if traffic is None or "tensors" not in traffic.detail or (columns.get("amplification") or 0) < NEAR_COMPULSORY:
+        return []
+    moved = {name: one["read_bytes"] + one["write_bytes"] for name, one in traffic.detail["tensors"].items()}
+    parts = [f"{name} {units.size(total)}" for name, total in sorted(moved.items(), key=lambda item: -item[1])]
+    return ["requests " + ", ".join(parts) + "; what is requested again may come from a cache"]
 
 
 def _other_sources(record: Record) -> list[str]:

@@ -1,0 +1,82 @@
+"""The whole thing: every stage and toolkit of this workspace through the real command, on small shapes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from perflab.record import Record
+from tests.conftest import ROOT
+
+SUITE = """question = "Does every implementation pass?"
+[timing]
+max_seconds = 0.05
+[check]
+draws = 1
+[[group]]
+stages = ["mhc/*"]
+shape = { T = 5, n = 4, C = 264 }
+dtypes = ["bf16", "fp32"]
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ws")
+    for part in ("kernels", "dashboards"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "suites").mkdir()
+    (folder / "suites" / "quick.toml").write_text(SUITE)
+    command = [sys.executable, "-m", "perflab", "run", "suite", "--format", "json", "--device", "cpu"]
+    # Not compiled_planes, which takes half a minute to compile.
+    names = ["*/eager", "*/compiled", "*/compiled_einsum", "*/triton_*", "*/tilelang_*"]
+    only = [part for name in names for part in ("--only", name)]
+    result = subprocess.run(
+        [*command, *only], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=550, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_records_have_the_documented_schema(measured):
+    for data in measured:
+        Record.model_validate({key: value for key, value in data.items() if key != "derived"})
+
+
+def test_every_stage_has_eager_compiled_and_triton_passed(measured):
+    passed = {(r["stage"], r["toolkit"]) for r in measured if r["status"] == "passed"}
+    for stage in ("project", "activate", "sinkhorn", "pre", "post_res"):
+        assert {(f"mhc/{stage}", kit) for kit in ("eager", "compiled", "triton", "tilelang")} <= passed
+    assert {("mhc/residual", kit) for kit in ("eager", "compiled")} <= passed
+
+
+def test_what_did_not_pass_is_tilelang_in_bf16_and_says_why(measured):
+    for record in measured:
+        if record["status"] != "passed":
+            assert (record["toolkit"], record["dtype"], record["status"]) == ("tilelang", "bf16", "skipped")
+            assert record["reason"] == {"code": "not_expressible", "text": "TileLang's C target has no bf16 type"}
+
+
+def test_each_toolkit_has_its_own_source_of_bytes_and_only_native_cases_have_a_latency(measured):
+    sources = {"eager": ["dispatch"], "compiled": ["compiler"], "triton": ["interpreted"], "tilelang": []}
+    for record in measured:
+        if record["status"] == "passed":
+            assert [entry["source"] for entry in record["traffic"]] == sources[record["toolkit"]]
+            assert (record["latency"] is not None) == (record["execution"] == "native")
+
+
+def test_every_kernel_is_compiled_for_hopper_without_spills(measured):
+    for record in measured:
+        if record["toolkit"] == "triton" or (record["toolkit"] == "tilelang" and shutil.which("nvcc")):
+            assert record["compile"]["target"] == "sm_90a"
+            assert record["compile"]["kernels"]
+            assert all(kernel["spill_bytes"] == 0 for kernel in record["compile"]["kernels"])
+
+
+def test_no_traffic_is_below_the_fewest_bytes(measured):
+    for record in measured:
+        if record["traffic"]:
+            assert record["derived"]["amplification"] >= 0.999
