@@ -32,7 +32,7 @@ def test_links_lead_to_files():
         assert (ROOT / target).is_file(), target
 
 
-def test_every_command_exists_and_every_command_is_named(perflab):
+def test_every_command_exists_and_every_command_is_named():
     from perflab.cli import app, dashboard_app, run_app
 
     named = {c.name or c.callback.__name__ for c in app.registered_commands}
