@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-LIBRARIES = ("torch", "triton", "tilelang", "numpy", "scipy", "pandas", "plotly", "nvidia-ml-py")
+LIBRARIES = ("torch", "triton", "tilelang", "numpy", "pandas", "plotly", "nvidia-ml-py")
 
 
 def fingerprint(root: Path) -> dict[str, Any]:

@@ -41,6 +41,9 @@ def unstable(half_width: float, wanted: float) -> str:
     )
 
 
-def sampling_failed(text: str) -> str:
-    """The case is right but could not be timed."""
-    return f"not timed: {text}"
+def busy(share: float) -> str:
+    """Others used the processors while the case was sampled."""
+    return (
+        f"busy machine: other programs used {share:.0%} of the processors while this was sampled, "
+        "so its time may be far off however narrow its interval; close them and measure again"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from perflab import machine, remarks
 from perflab.analyse.stats import relative_half_width
+from perflab.measure.bystanders import Bystanders
 from perflab.measure.pool import Pool, Worker, WorkerFailure
 from perflab.measure.sampling import sample_group
 from perflab.measure.task import execution, task_for
@@ -21,6 +23,8 @@ from perflab.suite import Suite
 WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
 #: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
 SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+#: Above this share of the processors, others' work makes times untrustworthy.
+BUSY_SHARE = 0.1
 #: Work is started in this order, so that the long pieces do not come last.
 LONGEST_FIRST = ("compiled", "tilelang", "triton", "peer", "eager")
 
@@ -94,7 +98,12 @@ class GroupRun:
             self._prepare_all(drafts)
             timed = {draft.case.id: draft for draft in drafts if draft.worker is not None}
             workers = {case_id: draft.worker for case_id, draft in timed.items() if draft.worker}
-            for case_id, outcome in sample_group(workers, self.suite.timing, self.seed).items():
+            bystanders = Bystanders([os.getpid(), *(worker.pid for worker in workers.values())])
+            outcomes = sample_group(workers, self.suite.timing, self.seed)
+            share = bystanders.share()
+            for case_id, outcome in outcomes.items():
+                if share > BUSY_SHARE:
+                    timed[case_id].remarks.append(remarks.busy(share))
                 self._finish(timed[case_id], outcome)
         finally:
             for draft in drafts:

@@ -100,6 +100,11 @@ class Worker:
         theirs.close()
 
     @property
+    def pid(self) -> int:
+        """The process's number."""
+        return int(self._process.pid or 0)
+
+    @property
     def alive(self) -> bool:
         """Whether the process still runs."""
         return bool(self._process.is_alive())
