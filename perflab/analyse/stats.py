@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from statistics import NormalDist
+
+#: More samples than this take the normal law instead of the binomial, whose numbers grow long.
+EXACT_UP_TO = 1000
 
 
 def median(samples: Sequence[float]) -> float:
@@ -24,6 +28,10 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     ordered, count = sorted(samples), len(samples)
     if not ordered:
         raise ValueError("no samples, no interval")
+    if count > EXACT_UP_TO:
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(count) / 2
+        rank = math.floor(count / 2 - half)
+        return ordered[rank], ordered[count - 1 - rank]
     # The median lies below the value of rank r with probability P(B <= r), B binomial(count, 1/2): exact in integers.
     limit = math.floor(Fraction((1 - confidence) / 2) * 2**count)
     rank, below = 0, 1 + count

@@ -39,3 +39,11 @@ def test_any_count_gives_an_ordered_interval_around_the_median(count):
 def test_half_width_is_relative():
     assert relative_half_width([10.0] * 8) == 0
     assert relative_half_width([1, 2, 3, 4, 5, 6]) == pytest.approx(2.5 / 3.5)
+
+
+def test_the_normal_law_takes_over_where_the_binomial_leaves_off():
+    """The same rank, or one off, on both sides of the switch."""
+    low, high = median_interval(range(1000))
+    further = median_interval(range(1002))
+    assert abs(further[0] - low) <= 2
+    assert abs(further[1] - high) <= 2
