@@ -8,7 +8,7 @@ SUITE ?= quick
 
 run: $(VENV)/installed
 	$(BIN)/perflab run suite $(SUITE)
-	@$(BIN)/perflab dashboard build
+	@echo "page: $$($(BIN)/perflab dashboard build)"
 
 test: $(VENV)/tested
 	$(MAKE) check

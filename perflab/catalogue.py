@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class StageEntry:
         path = self.folder / "stage.py"
         try:
             stage = load_module(path).STAGE
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PerflabError(f"{path}: {one_line(error)}") from error
         if not isinstance(stage, Stage):
             raise PerflabError(f"{path}: STAGE must be a perflab.Stage")
@@ -103,7 +104,7 @@ def discover(kernels: Path, extra: Iterable[Path] = ()) -> Catalogue:
     Fails: PerflabError for an extra path that does not exist or fits no stage.
     """
     stages = {}
-    for contract in sorted(kernels.rglob("stage.py")):
+    for contract in sorted(path for path in kernels.rglob("stage.py") if path.is_file()):
         folder = contract.parent
         name = folder.relative_to(kernels).as_posix()
         stages[name] = StageEntry(
@@ -183,7 +184,10 @@ def _read(path: Path, stage: str, prefix: str = "") -> Implementation:
         problem = one_line(error)
     else:
         caption = (ast.get_docstring(tree) or "").partition("\n")[0].strip()
-        requires = _requires(tree)
+        try:
+            requires = _requires(tree)
+        except (ValueError, TypeError):
+            problem = 'REQUIRES: expected names written out, such as ("torch", "triton")'
         function = stage.rpartition("/")[2]
         if function not in _functions(tree):
             problem = f"defines no function named {function!r}"
@@ -217,7 +221,7 @@ def _toolkit(stem: str, requires: tuple[str, ...]) -> str:
 
 
 def _add(catalogue: Catalogue, path: Path) -> Catalogue:
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
         raise PerflabError(f"--kernels {path}: no such file or folder")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*.py") if p.name not in _NOT_IMPLEMENTATIONS)
     if not files:
@@ -237,16 +241,19 @@ def _add(catalogue: Catalogue, path: Path) -> Catalogue:
 
 def _stage_of(file: Path, stages: dict[str, StageEntry]) -> str:
     """The stage whose function the file defines; the folder decides between several, and if the file cannot be read."""
+    broken = None
     try:
         defined = _functions(ast.parse(file.read_text(encoding="utf-8")))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        defined = set()
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        defined, broken = set(), error
     fitting = [name for name in stages if name.rpartition("/")[2] in defined]
     by_folder = [name for name in fitting or stages if name.rpartition("/")[2] == file.resolve().parent.name]
     if len(fitting) == 1:
         return fitting[0]
     if len(by_folder) == 1:
         return by_folder[0]
+    if broken is not None:
+        raise PerflabError(f"--kernels {file}: {one_line(broken)}")
     if not fitting:
         functions = ", ".join(sorted({name.rpartition("/")[2] for name in stages}))
         raise PerflabError(f"--kernels {file}: defines no stage's function; name it after one of: {functions}")

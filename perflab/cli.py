@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -192,14 +193,19 @@ def main() -> None:
 def _main(arguments: list[str]) -> int:
     usage_error = typer.BadParameter.__mro__[1]
     try:
-        return int(app(arguments, prog_name="perflab", standalone_mode=False) or Exit.FINE)
+        code = int(app(arguments, prog_name="perflab", standalone_mode=False) or Exit.FINE)
+        sys.stdout.flush()
+        return code
     except PerflabError as error:
         return _complain(str(error), error.exit_code)
     except (Interrupted, KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted; what was measured is kept", Exit.INTERRUPTED)
+        return _complain("interrupted", Exit.INTERRUPTED)
     except BrokenPipeError:
-        sys.stderr.close()
+        # The reader left; nothing that Python still flushes at exit can reach it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FINE
+    except OSError as error:
+        return _complain(f"{error.filename or 'output'}: {error.strerror}", Exit.USAGE)
     except Exception as error:
         if isinstance(error, usage_error):
             return _complain(_usage(error, arguments), Exit.USAGE)

@@ -87,6 +87,11 @@ class Tolerance:
     relative_l2: float
     elementwise: float
 
+    def __post_init__(self) -> None:
+        for bound in (self.relative_l2, self.elementwise):
+            if not 0 < bound < math.inf:
+                raise ValueError(f"a tolerance is a finite number above 0, not {bound}")
+
 
 @dataclass(frozen=True)
 class CompulsoryBytes:
@@ -123,6 +128,21 @@ class Stage:
     params: Mapping[str, float | int] = field(default_factory=dict)
     supports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     backward_reads: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dims, tuple) or not self.dims:
+            raise ValueError(f"dims: expected names such as ('T', 'n', 'C'), not {self.dims!r}")
+        ones = dict.fromkeys(self.dims, 1)
+        for name, tensor in (*self.inputs.items(), *self.outputs.items()):
+            try:
+                tensor.sizes(ones)
+            except KeyError as error:
+                raise ValueError(f"{name}: {tensor.shape!r} names {error}, which is none of the dims") from error
+        if clash := set(self.params) & set(self.inputs):
+            raise ValueError(f"{', '.join(sorted(clash))}: both an input and a parameter")
+        for dim, allowed in self.supports.items():
+            if dim not in self.dims or not isinstance(allowed, tuple):
+                raise ValueError(f"supports: expected a tuple of sizes for one of the dims, not {dim}={allowed!r}")
 
     @property
     def dtypes(self) -> tuple[str, ...]:

@@ -95,10 +95,13 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def commit(root: Path) -> dict[str, Any] | None:
-    """Commit and whether the tree differs from it; None without git or a repository with a commit."""
+    """Commit and whether what is measured differs from it; None without git or a repository with a commit.
+
+    New files count as a difference, except results: an untracked kernel cannot be found in the commit.
+    """
     try:
         head = _git(root, "rev-parse", "HEAD")
-        dirty = _git(root, "status", "--porcelain", "--untracked-files=no")
+        dirty = _git(root, "status", "--porcelain", "--", ".", ":(exclude)results")
     except (OSError, subprocess.SubprocessError):
         return None
     return {"id": head, "dirty": bool(dirty)}

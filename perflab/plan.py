@@ -131,6 +131,8 @@ def _blocked(
     if missing:
         text = f"needs the package {', '.join(missing)}, which is not installed"
         return "skipped", Reason(code="missing_toolkit", text=text)
+    if not any(output.elements(shape) for output in stage.contract.outputs.values()):
+        return "skipped", Reason(code="empty_shape", text="no output has an element: there is nothing to check")
     for dim, allowed in stage.contract.supports.items():
         if shape.get(dim) not in allowed:
             text = f"{stage.name} is defined for {dim} in {allowed}, not {shape.get(dim)}"

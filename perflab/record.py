@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 Status = Literal["passed", "wrong", "failed", "skipped"]
 Execution = Literal["native", "interpreted", "emulated"]
@@ -21,7 +21,9 @@ Source = Literal["dispatch", "compiler", "interpreted", "counter"]
 class Strict(BaseModel):
     """A frozen model that refuses unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_by_name=True, validate_by_alias=True
+    )
 
 
 class Reason(Strict):
@@ -120,7 +122,7 @@ class Compile(Strict):
 class Record(Strict):
     """One case of one run. Accuracy, latency, traffic and memory exist exactly when `status` is `passed`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     case_id: str
     stage: str

@@ -22,6 +22,11 @@ def no_traffic(text: str) -> str:
     return f"bytes not counted: {text}"
 
 
+def traffic_below_fewest(source: str) -> str:
+    """A source saw less than must move: it did not see everything."""
+    return f"bytes not counted: {source} saw less than the fewest possible, so some move where it cannot look"
+
+
 def no_compile(text: str) -> str:
     """The compiler for the target could not be run or refused."""
     return f"not compiled for Hopper: {text}"
@@ -33,11 +38,12 @@ def spills(kernels: Sequence[KernelReport]) -> str:
     return f"registers spill in {names}: use smaller tiles or more warps"
 
 
-def unstable(half_width: float, wanted: float) -> str:
+def unstable(half_width: float, wanted: float, stop_reason: str) -> str:
     """Sampling stopped before the median was known well enough."""
+    more = "timing.max_samples" if stop_reason == "samples" else "timing.max_seconds"
     return (
         f"noisy: the median is known to +-{half_width:.1%}, {wanted:.0%} was asked for; "
-        "close other programs or raise timing.max_seconds"
+        f"close other programs or raise {more}"
     )
 
 

@@ -70,7 +70,7 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
                     run.append(record)
                     observer.recorded(record)
 
-                with _one_at_a_time(pool):
+                with _one_at_a_time(pool, observer):
                     GroupRun(pool, order.suite, group, run.id, about["seed"], emit).measure()
             about["interrupted"] = False
         finally:
@@ -88,6 +88,7 @@ def _about(order: Order, run: store.Run) -> dict[str, Any]:
         "suite_name": order.suite_name,
         "suite": order.suite.model_dump(by_alias=True, mode="json"),
         "device": order.device,
+        "cases": before.get("cases") or [case.id for case in order.plan.cases()],
         "options": order.options,
         "seed": before.get("seed", secrets.randbelow(2**31)),
         "start": before.get("start", _now()),
@@ -145,11 +146,11 @@ def _interrupts_stop(pool: Pool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(pool: Pool) -> Iterator[None]:
+def _one_at_a_time(pool: Pool, observer: Observer) -> Iterator[None]:
     """Let one run at a time measure on this machine, group by group."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / "measuring.lock")
+    lock, told = filelock.FileLock(folder / "measuring.lock"), False
     while True:
         if pool.stop.is_set():
             raise Interrupted
@@ -157,7 +158,9 @@ def _one_at_a_time(pool: Pool) -> Iterator[None]:
             lock.acquire(timeout=0.2)
             break
         except filelock.Timeout:
-            continue
+            if not told:
+                observer.phase("waiting for another run on this machine")
+                told = True
     try:
         yield
     finally:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 from pydantic import ValidationError
 
 from perflab.errors import PerflabError, unknown
 from perflab.record import Record
+from perflab.workspace import cache_folder
 
 #: New runs go below this folder, which git ignores; `perflab keep` moves one up.
 LOCAL = "local"
@@ -47,10 +49,21 @@ class Run:
         return about
 
     def write_about(self, about: dict[str, Any]) -> None:
-        """Replace run.json in one step."""
+        """Replace run.json in one step. Fails: PerflabError when the disk refuses it."""
         draft = self.folder / "run.json.tmp"
-        draft.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        draft.replace(self.folder / "run.json")
+        try:
+            draft.write_text(json.dumps(about, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            draft.replace(self.folder / "run.json")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise PerflabError(f"{self.folder}: cannot write run.json: {error.strerror}") from error
+
+    def lock(self) -> filelock.FileLock:
+        """Held by the process that measures into the run; kept apart from the results."""
+        folder = cache_folder() / "runs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return filelock.FileLock(folder / f"{self.id}.lock")
 
     def append(self, record: Record) -> None:
         """Add one line, whole or not at all. Fails: PerflabError when the disk refuses it."""
@@ -119,8 +132,9 @@ def find(results: Path, name: str | None) -> Run:
 
     Fails: PerflabError when there is none.
     """
-    if name and (Path(name) / "run.json").is_file():
-        return Run(Path(name).resolve())
+    with contextlib.suppress(OSError):  # a name can be too long for a path
+        if name and (Path(name) / "run.json").is_file():
+            return Run(Path(name).resolve())
     known = runs(results)
     if name is None:
         if not known:
@@ -137,6 +151,13 @@ def keep(run: Run, results: Path) -> Run:
     target = results / run.id
     if run.folder.parent.name != LOCAL:
         raise PerflabError(f"{run.id} is kept already")
+    if target.exists():
+        raise PerflabError(f"{target} exists already")
+    try:
+        with run.lock().acquire(timeout=0):
+            pass
+    except filelock.Timeout as error:
+        raise PerflabError(f"{run.id} is being measured; keep it when it is done") from error
     try:
         shutil.move(run.folder, target)
     except OSError as error:

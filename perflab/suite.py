@@ -77,7 +77,7 @@ class Suite(_Section):
 
 def names(folder: Path) -> list[str]:
     """Names of all suites in `folder`."""
-    return sorted(path.stem for path in folder.glob("*.toml"))
+    return sorted(path.stem for path in folder.glob("*.toml") if path.is_file())
 
 
 def load(name: str, folder: Path) -> Suite:

@@ -247,3 +247,59 @@ def test_a_closed_pipe_is_no_error():
         ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, env=os.environ, check=False
     )
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "arguments", "told"),
+    [
+        ("kernels/example/axpy/odd.py", "REQUIRES = FOO\ndef axpy(x, y, alpha): return y\n", ["plan"], "REQUIRES"),
+        ("kernels/example/axpy/stage.py", "raise SystemExit(0)\n", ["plan"], "stage.py"),
+        (
+            "kernels/example/axpy/stage.py",
+            "from perflab import Tensor, Stage\nSTAGE = Stage(None, {}, {}, {}, '')\n",
+            ["plan"],
+            "dims",
+        ),
+        (
+            "dashboards/metrics/bad.py",
+            '"""Bad."""\nUNIT = KIND = BETTER = "1"\ndef bad(record, context): return 1 / 0\n',
+            ["show"],
+            "bad",
+        ),
+    ],
+)
+def test_broken_files_of_a_workspace_are_one_line(workspace, perflab, path, text, arguments, told):
+    assert perflab("run", "suite", cwd=workspace).returncode == 0
+    (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+    (workspace / path).write_text(text)
+    result = perflab(*arguments, cwd=workspace)
+    assert "Traceback" not in result.stderr
+    assert told in result.stderr + result.stdout
+    assert len(result.stderr.strip().splitlines()) <= 1
+
+
+def test_a_run_is_measured_by_one_process_at_a_time(slow, perflab):
+    process = start(slow)
+    wait_for_records(slow, 1)
+    run = newest(slow)
+    second = perflab("run", "suite", "--resume", run.name, cwd=slow)
+    assert second.returncode == 2
+    assert "being measured" in second.stderr
+    assert perflab("keep", run.name, cwd=slow).returncode == 2
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    names = (run / "records.jsonl").read_text().splitlines()
+    assert len({json.loads(line)["case_id"] for line in names}) == len(names)
+
+
+def test_a_run_whose_kernel_vanished_is_not_finished(slow, perflab):
+    extra = slow / "kernels" / "example" / "axpy" / "later.py"
+    extra.write_text("def axpy(x, y, alpha): return alpha * x + y\n")
+    process = start(slow)
+    wait_for_records(slow, 1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    extra.unlink()
+    result = perflab("run", "suite", "--resume", newest(slow).name, cwd=slow)
+    assert result.returncode == 2
+    assert "cases are gone" in result.stderr

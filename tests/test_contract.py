@@ -56,3 +56,35 @@ def test_an_output_takes_its_own_tolerance_or_the_common_one():
     assert stage.tolerance("fp32", "z") == common
     with pytest.raises(KeyError):
         stage.tolerance("bf16", "z")
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf")])
+def test_a_tolerance_is_finite_and_above_zero(bad):
+    with pytest.raises(ValueError, match="finite number above 0"):
+        Tolerance(bad, 1)
+    with pytest.raises(ValueError, match="finite number above 0"):
+        Tolerance(1, bad)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"dims": None}, "dims"),
+        ({"dims": ()}, "dims"),
+        ({"inputs": {"x": Tensor("T Q")}}, "none of the dims"),
+        ({"outputs": {"y": Tensor("Q")}}, "none of the dims"),
+        ({"params": {"x": 1}}, "both an input and a parameter"),
+        ({"supports": {"T": 5}}, "supports"),
+        ({"supports": {"Q": (5,)}}, "supports"),
+    ],
+)
+def test_a_contract_that_contradicts_itself_is_refused(change, told):
+    parts = {
+        "dims": ("T",),
+        "inputs": {"x": Tensor("T")},
+        "outputs": {"y": Tensor("T")},
+        "tolerances": {},
+        "source": "?",
+    }
+    with pytest.raises(ValueError, match=told):
+        Stage(**{**parts, **change})

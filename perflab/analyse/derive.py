@@ -62,8 +62,16 @@ def derive(
     derived = []
     for record in records:
         context = Context(about, groups[group_key(record)])
-        derived.append({metric.name: metric.function(record, context) for metric in columns})
+        derived.append({metric.name: _apply(metric, record, context) for metric in columns})
     return derived
+
+
+def _apply(metric: Metric, record: Record, context: Context) -> float | None:
+    """The metric's value. Fails: PerflabError naming the metric and the record when it raises."""
+    try:
+        return metric.function(record, context)
+    except Exception as error:
+        raise PerflabError(f"metric {metric.name}, on {record.case_id}: {one_line(error)}") from error
 
 
 def group_key(record: Record) -> tuple[object, ...]:

@@ -71,7 +71,7 @@ def _hardware(gpus: list[dict[str, Any]]) -> Iterator[Finding]:
     )  # fmt: skip
     if not gpus:
         yield Finding(
-            "GPU", False, "none that the NVIDIA driver knows: kernels are checked, counted and compiled, not timed",
+            "GPU", False, "none that the NVIDIA driver knows: Triton and TileLang are checked and compiled, not timed",
             "on a machine with an NVIDIA GPU and driver the same commands measure natively",
         )  # fmt: skip
         return

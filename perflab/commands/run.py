@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from perflab import store
 from perflab import suite as suites
 from perflab.commands import common
 from perflab.errors import Exit, Interrupted, PerflabError
-from perflab.plan import make_plan
+from perflab.plan import Plan, make_plan
 from perflab.present.progress import RunProgress
 from perflab.record import Record
 from perflab.run import Order, execute
@@ -52,7 +55,7 @@ def case(implementation: str, sizes: Sequence[str], dtype: str, pass_: str, choi
     shape = {dim: given.get(dim, DEFAULT_SIZES.get(dim, 1)) for dim in stage.contract.dims}
     group = {"stages": [stage.name], "shape": shape, "dtypes": [dtype], "passes": [pass_]}
     order = suites.parse({"question": f"How does {implementation} do?", "group": [group]}, "run case")
-    names = [chosen.name, f"{stage.name}/eager"]
+    names = [glob.escape(chosen.name), glob.escape(f"{stage.name}/eager")]
     return _run(f"case-{chosen.stem}", order, _with_only(choice, names))
 
 
@@ -61,15 +64,16 @@ def resume(name: str, choice: Choice) -> int:
     place, _ = common.open_workspace(choice.workspace, (), choice.results)
     run = store.find(place.results, name)
     about = run.about()
-    if not about.get("interrupted"):
+    if about.get("interrupted") is False:
         raise PerflabError(f"{run.id} is complete; nothing to resume")
-    options: dict[str, Any] = about["options"]
-    kernels = [Path(path) for path in options["kernels"]]
-    earlier = Choice(
-        options["only"], about["device"], kernels, choice.results, choice.workspace, choice.format, choice.quiet
-    )
-    order = suites.parse(about["suite"], f"{run.folder}/run.json")
-    return _run(about["suite_name"], order, earlier, run)
+    try:
+        options: dict[str, Any] = about["options"]
+        kernels = [Path(path) for path in options["kernels"]]
+        only, device, name, data = options["only"], about["device"], about["suite_name"], about["suite"]
+    except (KeyError, TypeError) as error:
+        raise PerflabError(f"{run.folder}/run.json: no {error}: the run stopped before it began; start anew") from error
+    earlier = Choice(only, device, kernels, choice.results, choice.workspace, choice.format, choice.quiet)
+    return _run(name, suites.parse(data, f"{run.folder}/run.json"), earlier, run)
 
 
 def _run(name: str, suite_: suites.Suite, choice: Choice, run: store.Run | None = None) -> int:
@@ -81,11 +85,16 @@ def _run(name: str, suite_: suites.Suite, choice: Choice, run: store.Run | None 
         raise PerflabError("nothing to measure: no implementation is left; see `perflab plan`")
     if run is None:
         run = store.create(place.results, name)
+    else:
+        _nothing_vanished(run, plan)
     left = plan.without({record.case_id for record in run.records()})
     options = {"only": list(choice.only), "kernels": [str(path.resolve()) for path in choice.kernels]}
     order = Order(name, suite_, left, device, place, options)
     try:
-        _execute(order, run, choice.quiet)
+        with run.lock().acquire(timeout=0):
+            _execute(order, run, choice.quiet)
+    except filelock.Timeout as error:
+        raise PerflabError(f"{run.id} is being measured by another process") from error
     finally:
         if not run.records():
             store.remove_if_empty(run)
@@ -100,9 +109,18 @@ def _execute(order: Order, run: store.Run, quiet: bool) -> None:
         try:
             execute(order, run, progress)
         except Interrupted:
-            kept = len(run.records())
-            print(f"perflab: interrupted with {kept} records kept; `--resume {run.id}` finishes it", file=sys.stderr)
+            if kept := len(run.records()):
+                print(f"perflab: {kept} records kept; `--resume {run.id}` finishes the run", file=sys.stderr)
             raise
+
+
+def _nothing_vanished(run: store.Run, plan: Plan) -> None:
+    """Refuse to finish a run whose cases can no longer all be measured."""
+    gone = set(run.about().get("cases") or []) - {case.id for case in plan.cases()}
+    if gone:
+        raise PerflabError(
+            f"{run.id} cannot be finished: {sorted(gone)[0]} is no longer there ({len(gone)} cases gone)"
+        )
 
 
 def exit_code(records: Sequence[Record]) -> Exit:

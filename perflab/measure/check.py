@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from perflab.record import Accuracy, OutputError
 
 #: Bytes of fp64 inputs given to the reference at a time.
 CHUNK_BYTES = 256 * 2**20
+#: What an output may be.
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Wrong(Exception):
@@ -23,6 +26,10 @@ class Wrong(Exception):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+class BrokenReferenceError(RuntimeError):
+    """The reference's answer cannot be compared with: another shape, or not finite."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class _Sums:
     elementwise: float = 0.0
 
     def add(self, output: torch.Tensor, reference: torch.Tensor) -> None:
+        if output.shape != reference.shape or not torch.isfinite(reference).all():
+            raise BrokenReferenceError(f"the reference gives {list(reference.shape)}, or values that are not finite")
         if not output.numel():
             return
         error = (output.double() - reference).abs_()
@@ -78,21 +87,48 @@ def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
 
     Fails: Wrong with one of the codes wrong_output, wrong_shape, wrong_dtype, not_finite, inputs_changed, wrong_value.
     """
-    sums = {name: _Sums() for name in subject.stage.outputs}
+    sums = new_sums(subject.stage)
     deterministic = True if subject.repeat else None
     for seed in seeds:
         given = drawing.draw(subject.stage, shape, subject.dtype, subject.device, seed)
-        kept = {name: tensor.clone() for name, tensor in given.items()}
         with unwritten_memory_is_nan() if subject.poison else contextlib.nullcontext():
-            outputs = run(subject, given, shape)
-            for name, tensor in given.items():
-                if not torch.equal(tensor, kept[name]):
-                    raise Wrong("inputs_changed", f"the input {name} was changed")
+            outputs = compare(subject, given, shape, sums)
             if subject.repeat:
-                again = run(subject, given, shape)
+                again = compare(subject, given, shape, sums)
                 deterministic = deterministic and all(torch.equal(outputs[name], again[name]) for name in outputs)
-        _compare(subject, given, outputs, sums)
     return _verdict(subject, shape, sums, len(seeds), deterministic)
+
+
+def check_in_place(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape, seed: int) -> Accuracy:
+    """Check once more, after timing: in the tensors that were timed, with new values, and memory as it comes.
+
+    A function that remembers answers, changes its ways after some calls, or writes late does not pass this.
+
+    Fails: as `check`.
+    """
+    sums = new_sums(subject.stage)
+    for name, fresh in drawing.draw(subject.stage, shape, subject.dtype, subject.device, seed).items():
+        given[name].copy_(fresh)
+    compare(subject, given, shape, sums)
+    return _verdict(subject, shape, sums, 1, None)
+
+
+def new_sums(stage: Stage) -> dict[str, _Sums]:
+    """Nothing compared yet."""
+    return {name: _Sums() for name in stage.outputs}
+
+
+def compare(
+    subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape, sums: dict[str, _Sums]
+) -> dict[str, torch.Tensor]:
+    """Call the function, see that it left its inputs alone, and add its errors to `sums`. Gives its outputs."""
+    kept = {name: tensor.clone() for name, tensor in given.items()}
+    outputs = run(subject, given, shape)
+    for name, tensor in given.items():
+        if not torch.equal(tensor, kept[name]):
+            raise Wrong("inputs_changed", f"the input {name} was changed")
+    _compare(subject, kept, outputs, sums)
+    return outputs
 
 
 def run(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape) -> dict[str, torch.Tensor]:
@@ -105,7 +141,8 @@ def run(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape) -> di
         torch.cuda.synchronize()
     tensors = result if isinstance(result, tuple | list) else (result,)
     specs = subject.stage.outputs
-    if len(tensors) != len(specs) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    # Subclasses may put off their work until somebody looks.
+    if len(tensors) != len(specs) or not all(type(tensor) in PLAIN_TENSORS for tensor in tensors):
         kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
         raise Wrong("wrong_output", f"expected the tensors {', '.join(specs)}, got: {kinds}")
     outputs = dict(zip(specs, tensors, strict=True))
@@ -113,6 +150,8 @@ def run(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape) -> di
         sizes, dtype = specs[name].sizes(shape), drawing.TORCH_DTYPES[specs[name].item_dtype(subject.dtype)]
         if tuple(tensor.shape) != sizes:
             raise Wrong("wrong_shape", f"{name} has shape {list(tensor.shape)}, expected {list(sizes)}")
+        if tensor.device.type != subject.device or tensor.layout != torch.strided:
+            raise Wrong("wrong_output", f"{name} is a {tensor.layout} tensor on {tensor.device}")
         if tensor.dtype != dtype:
             raise Wrong("wrong_dtype", f"{name} is {tensor.dtype}, expected {dtype}")
         bad = tensor.numel() - int(torch.isfinite(tensor).sum())
@@ -158,7 +197,8 @@ def _verdict(
 ) -> Accuracy:
     errors = {name: sums[name].result(subject.stage.tolerance(subject.dtype, name)) for name in subject.stage.outputs}
     worst_name, worst = max(errors.items(), key=lambda item: _excess(item[1]))
-    if _excess(worst) > 1:
+    # Not `> 1`: an error that is not a number must not pass.
+    if not _excess(worst) <= 1:
         raise Wrong(
             "wrong_value",
             f"{worst_name}: relative l2 error {worst.relative_l2_error:.2g} (allowed {worst.tolerance_l2:.2g}), "
@@ -176,4 +216,6 @@ def _verdict(
 
 
 def _excess(error: OutputError) -> float:
-    return max(error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
+    """The error in units of its bound; infinite if it is not a number."""
+    excess = (error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
+    return math.inf if any(math.isnan(value) for value in excess) else max(excess)

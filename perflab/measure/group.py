@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from perflab import machine, remarks
 from perflab.analyse.stats import relative_half_width
+from perflab.contract import CompulsoryBytes
 from perflab.measure.bystanders import Bystanders
 from perflab.measure.pool import Pool, Worker, WorkerFailure
 from perflab.measure.sampling import sample_group
@@ -23,6 +24,8 @@ from perflab.suite import Suite
 WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
 #: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
 SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+#: A count below this share of the compulsory bytes has missed some of what was moved.
+LEAST_SHARE = 0.999
 #: Above this share of the processors, others' work makes times untrustworthy.
 BUSY_SHARE = 0.1
 #: Work is started in this order, so that the long pieces do not come last.
@@ -167,11 +170,17 @@ class GroupRun:
     def _count(self, draft: Draft, worker: Worker) -> None:
         """Count the case's bytes; a source that cannot is a remark, a dead worker the case's failure."""
         try:
-            draft.traffic.append(Traffic.model_validate(worker.ask("traffic")))
+            traffic = Traffic.model_validate(worker.ask("traffic"))
         except WorkerFailure as failure:
             if not failure.alive:
                 raise
             draft.remarks.append(remarks.no_traffic(failure.text))
+            return
+        fewest = self._compulsory().total_bytes
+        if traffic.read_bytes + traffic.write_bytes < fewest * LEAST_SHARE:
+            draft.remarks.append(remarks.traffic_below_fewest(traffic.source))
+        else:
+            draft.traffic.append(traffic)
 
     def _count_interpreted(self, draft: Draft) -> None:
         """Count a Triton case's bytes by the interpreter, while its own worker runs on the GPU."""
@@ -214,12 +223,14 @@ class GroupRun:
             return
         width, wanted = relative_half_width(outcome.samples_s), self.suite.timing.half_width
         if width > wanted:
-            draft.remarks.append(remarks.unstable(width, wanted))
+            draft.remarks.append(remarks.unstable(width, wanted, outcome.stop_reason))
         draft.close()
         self._emit(draft, outcome)
 
     def _emit(self, draft: Draft, latency: Latency | None = None) -> None:
-        contract = self.group.stage.contract
-        fewest = contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)
+        fewest = self._compulsory()
         compulsory = Bytes(read_bytes=fewest.read_bytes, write_bytes=fewest.write_bytes)
         self.emit(draft.record(self.run_id, compulsory, latency))
+
+    def _compulsory(self) -> CompulsoryBytes:
+        return self.group.stage.contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)

@@ -114,6 +114,9 @@ class Worker:
 
         Fails: WorkerFailure (exception in the worker, crash, timeout, out of memory), Interrupted when the run stops.
         """
+        if self.pool.stop.is_set():
+            self.close()
+            raise Interrupted
         self._idle = False
         try:
             self._connection.send((request, arguments))
@@ -159,6 +162,8 @@ class Worker:
         if self.alive:
             self._process.kill()
         self._process.join()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._connection.close()
         if self in self.pool._workers:
             self.pool._workers.remove(self)

@@ -49,6 +49,15 @@ class _Series:
         elif self.samples and self.seconds >= timing.max_seconds:
             self.stop_reason = "time_limit"
 
+    def finish(self, seed: int) -> Latency | WorkerFailure:
+        """The latency, if the answer is still right after all those calls."""
+        try:
+            self.worker.ask("check_again", seed=seed)
+        except WorkerFailure as failure:
+            failure.text = f"after sampling: {failure.text}"
+            return failure
+        return self.latency()
+
     def latency(self) -> Latency:
         if self.stop_reason is None:
             raise RuntimeError("sampling has not stopped")
@@ -84,6 +93,6 @@ def sample_group(workers: Mapping[str, Worker], timing: Timing, seed: int) -> di
                 continue
             series.decide(timing)
             if series.stop_reason:
-                results[case_id] = series.latency()
+                results[case_id] = series.finish(seed + len(series.samples))
                 del running[case_id]
     return results

@@ -12,7 +12,8 @@ import torch
 from perflab import machine
 from perflab.catalogue import load_module
 from perflab.contract import Stage
-from perflab.measure import ceiling, check, inputs
+from perflab.measure import ceiling, inputs
+from perflab.measure import check as checking
 from perflab.measure.task import Task, execution
 from perflab.measure.timing import CpuTimer, CudaTimer, timer
 from perflab.record import Compile, Traffic
@@ -29,17 +30,27 @@ class Session:
         self.stage: Stage = load_module(task.stage_folder / "stage.py").STAGE
         self.function: Callable[..., Any] = getattr(load_module(task.implementation), task.function)
         self._timer: CpuTimer | CudaTimer | None = None
+        self._given: dict[str, torch.Tensor] | None = None
 
     def check(self, seeds: list[int]) -> dict[str, Any]:
-        """Accuracy of the case. Fails: check.Wrong."""
+        """Accuracy of the case. Fails: checking.Wrong."""
+        with torch.no_grad():
+            return checking.check(self._subject(), self.task.check_shape, seeds).model_dump()
+
+    def check_again(self, seed: int) -> dict[str, Any]:
+        """Accuracy after sampling, in the sampled tensors. Fails: checking.Wrong; RuntimeError before calibrate."""
+        if self._given is None:
+            raise RuntimeError("calibrate comes before check_again")
+        with torch.no_grad():
+            return checking.check_in_place(self._subject(), self._given, self.task.shape, seed).model_dump()
+
+    def _subject(self) -> checking.Subject:
         task = self.task
         reference = getattr(load_module(task.stage_folder / "reference.py"), task.function)
-        subject = check.Subject(
+        return checking.Subject(
             self.stage, reference, self.function, task.dtype, task.device,
             poison=task.toolkit != "compiled", repeat=execution(task.toolkit, task.device) == "native",
         )  # fmt: skip
-        with torch.no_grad():
-            return check.check(subject, task.check_shape, seeds).model_dump()
 
     def traffic(self) -> dict[str, Any]:
         """Bytes that one call at the full shape moves, by the source that fits the toolkit."""
@@ -78,6 +89,7 @@ class Session:
     def calibrate(self, batch_seconds: float) -> dict[str, Any]:
         """Warm up and choose the batch; tells the timer's properties."""
         given = inputs.draw(self.stage, self.task.shape, self.task.dtype, self.task.device, seed=0)
+        self._given = given
         self._timer = timer(lambda: self._call(given), self.task.device)
         with torch.no_grad():
             self._timer.calibrate(batch_seconds)

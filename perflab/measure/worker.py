@@ -36,6 +36,8 @@ def main(connection: Connection, mode: str, log: Path) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # A group of its own, so that what a kernel starts ends with the worker.
+    os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -48,6 +50,7 @@ def main(connection: Connection, mode: str, log: Path) -> None:
 
 def _serve(connection: Connection, mode: str) -> None:
     session: Any = None
+    own = os.getpid()
     if mode == "interpreted":
         _interpret_triton()
     while True:
@@ -72,6 +75,9 @@ def _serve(connection: Connection, mode: str) -> None:
         except Exception as error:
             traceback.print_exc()
             answer = ("error", _code(error, request), _text(error))
+        if os.getpid() != own:
+            # A child that a kernel forked must not answer in its parent's place.
+            os._exit(0)
         connection.send(answer)
 
 
@@ -90,8 +96,7 @@ def _interpret_triton() -> None:
 
 def _code(error: Exception, request: str) -> str:
     """The stable code of an exception: what the error says of itself, else by its kind."""
-    own = getattr(error, "code", None)
-    if isinstance(own, str):
+    if own := _own_code(error):
         return own
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in str(error):
         return "out_of_memory"
@@ -100,10 +105,19 @@ def _code(error: Exception, request: str) -> str:
     return "exception"
 
 
+def _own_code(error: Exception) -> str | None:
+    """The code of perflab's own errors; an implementation's must not pass for one."""
+    code = getattr(error, "code", None) if type(error).__module__.startswith("perflab.") else None
+    return code if isinstance(code, str) else None
+
+
 def _text(error: Exception) -> str:
     """The exception in a line, with the place in the implementation that raised it."""
-    lines = str(error).strip().splitlines()
-    if isinstance(getattr(error, "code", None), str):
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["its text cannot be read"]
+    if _own_code(error):
         return lines[0] if lines else type(error).__name__
     places = [
         f" ({Path(frame.f_code.co_filename).name}, line {line})"

@@ -77,3 +77,9 @@ def test_the_settings_of_torch_are_as_before():
     before = torch.get_deterministic_debug_mode()
     check(subject(lambda x, w: x * w), {"T": 3, "C": 3}, [0])
     assert torch.get_deterministic_debug_mode() == before
+
+
+@pytest.mark.parametrize("broken", [lambda x, w: (x * w)[:1], lambda x, w: (x * w) / 0 * 0])
+def test_a_reference_that_cannot_be_compared_with_passes_nothing(broken):
+    with pytest.raises(checking.BrokenReferenceError):
+        check(Subject(STAGE, broken, lambda x, w: x * w, "fp32", "cpu"), {"T": 3, "C": 3}, [0])
