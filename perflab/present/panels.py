@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -210,14 +211,28 @@ def choices(parts: list[Group]) -> dict[str, list[str]]:
     return {key: sorted(values, key=_numerically) for key, values in offered.items()}
 
 
+#: What tells kinds of group apart, besides their sizes.
+KIND = ("dtype", "pass", "device")
+
+
 def default_choice(parts: list[Group]) -> dict[str, str]:
-    """The largest group of the first one's dtype, pass and device: the likeliest to be outside every cache."""
-    alike = [g for g in parts if all(g.keys[key] == parts[0].keys[key] for key in ("dtype", "pass", "device"))]
+    """The largest group of the dtype, pass and device with most passed cases: likely outside every cache, and full."""
+    kinds: Counter[tuple[str, ...]] = Counter()
+    for group in parts:
+        # Only stages with a choice to make have a say in it.
+        if any(len(_values(parts, group.stage, key)) > 1 for key in KIND):
+            kinds[_kind(group)] += sum(case.status == "passed" for case in group.cases)
+    kind = kinds.most_common(1)[0][0] if kinds else _kind(parts[0])
+    alike = [group for group in parts if _kind(group) == kind]
     differing = choices(parts)
     chosen: dict[str, str] = {}
     for group in sorted(alike, key=lambda group: _compulsory(group.cases) or 0, reverse=True):
         chosen = {key: value for key, value in group.keys.items() if key in differing} | chosen
     return {key: values[-1] for key, values in differing.items()} | chosen
+
+
+def _kind(group: Group) -> tuple[str, ...]:
+    return tuple(group.keys[key] for key in KIND)
 
 
 def matches(group: Group, parts: list[Group], chosen: dict[str, str]) -> bool:

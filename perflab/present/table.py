@@ -112,13 +112,19 @@ def _notes(record: Record, columns: Mapping[str, float | None]) -> list[str]:
 
 
 def _tensors(record: Record, columns: Mapping[str, float | None]) -> list[str]:
-    """Which tensors an interpreted kernel moves, where it moves clearly more than it must."""
+    """How an interpreted kernel was counted, and which tensors it moves where it moves clearly more than it must."""
     traffic = best(record)
-    if traffic is None or "tensors" not in traffic.detail or (columns.get("amplification") or 0) < NEAR_COMPULSORY:
+    if traffic is None or "tensors" not in traffic.detail:
         return []
+    notes = []
+    if traffic.detail.get("sampled"):
+        run, whole = traffic.detail["programs_run"], traffic.detail["programs"]
+        notes.append(f"bytes counted in {run} of {whole} programs, which move equal bytes in each class of the grid")
+    if (columns.get("amplification") or 0) < NEAR_COMPULSORY:
+        return notes
     moved = {name: one["read_bytes"] + one["write_bytes"] for name, one in traffic.detail["tensors"].items()}
     parts = [f"{name} {units.size(total)}" for name, total in sorted(moved.items(), key=lambda item: -item[1])]
-    return ["requests " + ", ".join(parts) + "; what is requested again may come from a cache"]
+    return [*notes, "requests " + ", ".join(parts) + "; what is requested again may come from a cache"]
 
 
 def _other_sources(record: Record) -> list[str]:

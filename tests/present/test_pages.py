@@ -86,7 +86,18 @@ def test_the_table_has_a_row_per_case_with_all_its_cells(kinds: str) -> None:
     rows = dict(re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', kinds, flags=re.S))
     assert len(rows) == len(made.every_kind())
     cells = [html.unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<td.*?</td>", rows["compiled"])]
-    assert cells == ["passed", "1.7e-03", "32.8 MB", "1.25", "counter", "1 ms ±15%", "26.2 GB/s [cache]", "–", "1.00x"]
+    assert cells == [
+        "passed",
+        "1.7e-03",
+        "32.8 MB",
+        "1.25",
+        "counter",
+        "1 ms ±15%",
+        "26.2 GB/s [cache]",
+        "–",
+        "1.00x",
+        "–",
+    ]
     assert "compiled: traffic by compiler: 26.2 MB, 1.00 x fewest" in text(kinds), "no source hides another"
     assert "not counted" in rows["compiled_uncounted"]
     assert "(interpreted)" in rows["triton_row"]
@@ -286,3 +297,11 @@ def test_a_chart_is_added_as_the_readme_says(tmp_path: Path, capsys: pytest.Capt
     assert "launches  Kernels that one call launches." in capsys.readouterr().out
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert 'id="chart-launches"' in page and "3 dispatch" in page
+
+
+def test_the_page_opens_on_the_kind_of_group_that_has_most_to_show() -> None:
+    kits = ("eager", "compiled", "triton_a")
+    records = [made.record(f"b/{kit}", {"T": 8, "n": 4}, dtype="fp32") for kit in kits]
+    records += [made.record("a/tilelang_a", {"T": 8, "n": 4, "C": 4}, dtype="fp32")]
+    records += [made.record(f"a/{kit}", {"T": 8, "n": 4, "C": 4}, dtype="bf16") for kit in kits]
+    assert panels.default_choice(list(panels.groups(frame(records, [{}] * len(records))))) == {"dtype": "bf16"}
