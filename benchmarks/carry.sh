@@ -36,5 +36,5 @@ print(*(f"{name}=={version(name)}" for name in sys.argv[1:]))' "$@")
 
 pack engine pydantic pydantic-core annotated-types typing-inspection typing-extensions rich markdown-it-py mdurl \
   pygments typer shellingham annotated-doc plotly narwhals nvidia-ml-py filelock psutil \
-  jinja2 markupsafe
+  jinja2 markupsafe packaging
 pack tilelang tilelang z3-solver apache-tvm-ffi torch-c-dlpack-ext ml-dtypes cloudpickle tqdm

@@ -27,17 +27,23 @@ for entry in list(site.iterdir()):
     name = entry.stem if entry.suffix == ".py" else entry.name
     if "." not in name and importlib.util.find_spec(name):
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+# What is gone must not be told as the version in use.
+for info in site.glob("*.dist-info"):
+    tops = {line.split(",")[0].split("/")[0] for line in (info / "RECORD").read_text().splitlines()}
+    if not any((site / top).exists() for top in tops - {info.name}):
+        shutil.rmtree(info)
 PYTHON
 export PYTHONPATH="$PYTHONPATH:$site"
 
 mkdir -p "$out/local"
 echo "== doctor"
-timeout 60 python3 -m perflab doctor | tee "$out/local/doctor.txt" || echo "doctor ended with $?"
+timeout 100 python3 -m perflab doctor | tee "$out/local/doctor.txt" || echo "doctor ended with $?"
 echo "== suite $suite on $device"
-# SIGTERM keeps what was measured; the run can be resumed in a later call.
+# SIGTERM keeps what was measured.
 code=0
-timeout --signal=TERM 440 python3 -m perflab run suite "$suite" --device "$device" --results "$out" || code=$?
-run=$(ls -td "$out"/local/*-"$suite"-* | head -n 1)
+timeout --signal=TERM 400 python3 -m perflab run suite "$suite" --device "$device" --results "$out" || code=$?
+run=$(find "$out/local" -maxdepth 1 -type d -name "*-$suite-*" | sort | tail -n 1)
+[ -n "$run" ] || exit "$code"
 python3 -m perflab show "$run" --format markdown > "$out/local/$(basename "$run").md"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw --format=csv 2>/dev/null || true
 echo "run folder: $run (exit code $code)"

@@ -64,6 +64,7 @@ class Latency(Strict):
 
     cold         whether the caches were flushed before each sample
     iterations   calls per sample; a sample is the span divided by it
+    host_bound   samples, discarded ones included, in which the device waited for the host: they hold host time
     block_starts index of the first sample of each block (blocks of the implementations of one group alternate)
     """
 
@@ -74,6 +75,7 @@ class Latency(Strict):
     timer: str
     stop_reason: StopReason
     discarded: int
+    host_bound: int = 0
 
 
 class Bytes(Strict):

@@ -42,9 +42,14 @@ def unstable(half_width: float, wanted: float, stop_reason: str) -> str:
     """Sampling stopped before the median was known well enough."""
     more = "timing.max_samples" if stop_reason == "samples" else "timing.max_seconds"
     return (
-        f"noisy: the median is known to +-{half_width:.1%}, {wanted:.0%} was asked for; "
+        f"noisy: the median is known to +-{half_width:.1%}, {wanted:.1%} was asked for; "
         f"close other programs or raise {more}"
     )
+
+
+def host_bound(count: int, samples: int) -> str:
+    """The device waited for the host inside the timed span."""
+    return f"host-bound: in {count} of {samples} samples the device waited for the host, so they are no kernel's time"
 
 
 def busy(share: float) -> str:

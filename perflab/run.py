@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import filelock
@@ -56,12 +57,14 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
     """
     about = _about(order, run)
     run.write_about(about)
-    toolkits = sorted({case.implementation.toolkit for case in order.plan.cases()})
+    # Not on a machine with a GPU: see measure/preload.py.
+    toolkits = () if machine.gpus() else sorted({case.implementation.toolkit for case in order.plan.cases()})
     limits = order.suite.timeout_s, order.suite.memory_gb
     with Pool(*limits, caches(), toolkits) as pool, _interrupts_stop(pool):
         try:
             observer.phase("looking at the machine")
-            about |= _environment(pool, order.device)
+            with _one_at_a_time(pool, observer):
+                about |= _environment(pool, order.device)
             run.write_about(about)
             for group in order.plan.groups:
                 observer.group(group)
@@ -77,6 +80,12 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
             about["end"] = _now()
             about["peak_memory_bytes"] = max(pool.peak_bytes, about.get("peak_memory_bytes") or 0)
             run.write_about(about)
+
+
+def same_circumstances(about: dict[str, Any], root: Path) -> str | None:
+    """What differs between an earlier run's machine, libraries or commit and the present ones; None if nothing does."""
+    now = machine.fingerprint(root)
+    return next((key for key in ("machine", "libraries", "commit") if about.get(key) != now[key]), None)
 
 
 def _about(order: Order, run: store.Run) -> dict[str, Any]:

@@ -52,11 +52,13 @@ class Checking(_Section):
     """How answers are checked.
 
     draws         fresh random inputs per case
+    interpret     count a natively run Triton kernel's bytes in the interpreter too, which many tokens make slow
     tokens        most tokens given to an interpreter or emulator (native cases are checked at their full shape)
     """
 
     draws: int = Field(default=2, ge=1)
     tokens: int = Field(default=65, ge=1)
+    interpret: bool = True
 
 
 class Suite(_Section):

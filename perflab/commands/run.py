@@ -18,7 +18,7 @@ from perflab.errors import Exit, Interrupted, PerflabError
 from perflab.plan import Plan, make_plan
 from perflab.present.progress import RunProgress
 from perflab.record import Record
-from perflab.run import Order, execute
+from perflab.run import Order, execute, same_circumstances
 
 #: Sizes of `run case` where -p gives none.
 DEFAULT_SIZES = {"T": 2048, "n": 4, "C": 2560}
@@ -73,6 +73,8 @@ def resume(name: str, choice: Choice) -> int:
     except (KeyError, TypeError) as error:
         raise PerflabError(f"{run.folder}/run.json: no {error}: the run stopped before it began; start anew") from error
     earlier = Choice(only, device, kernels, choice.results, choice.workspace, choice.format, choice.quiet)
+    if differs := same_circumstances(about, place.root):
+        raise PerflabError(f"{run.id} cannot be finished: the {differs} is not what it was then; start a new run")
     return _run(name, suites.parse(data, f"{run.folder}/run.json"), earlier, run)
 
 

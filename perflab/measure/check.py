@@ -93,9 +93,10 @@ def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
         given = drawing.draw(subject.stage, shape, subject.dtype, subject.device, seed)
         with unwritten_memory_is_nan() if subject.poison else contextlib.nullcontext():
             outputs = compare(subject, given, shape, sums)
-            if subject.repeat:
-                again = compare(subject, given, shape, sums)
-                deterministic = deterministic and all(torch.equal(outputs[name], again[name]) for name in outputs)
+        if subject.repeat and seed == seeds[0]:
+            # Under the settings that timing has: torch may choose other, unordered algorithms there.
+            first, second = (compare(subject, given, shape, sums) for _ in range(2))
+            deterministic = all(torch.equal(first[name], second[name]) for name in outputs)
     return _verdict(subject, shape, sums, len(seeds), deterministic)
 
 

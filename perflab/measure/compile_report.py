@@ -17,6 +17,7 @@ from typing import Any
 
 from perflab.measure.tile_kernel import TileKernel, capture, quiet
 from perflab.record import KernelReport
+from perflab.workspace import cache_folder
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'.*?(?=Compiling entry function|\Z)", re.DOTALL)
 
@@ -92,13 +93,6 @@ def _ptxas(source: str, target: str) -> str:
         raise RuntimeError(f"nvcc refused the generated source for {target}:\n{done.stderr}")
     _write(cached, done.stderr)
     return done.stderr
-
-
-def cache_folder() -> Path:
-    """Where compile results are kept: $PERFLAB_CACHE, else `perflab` in the user's cache folder."""
-    if own := os.environ.get("PERFLAB_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "perflab"
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,6 +24,8 @@ from perflab.suite import Suite
 WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
 #: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
 SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+#: Toolkits that no source of bytes covers yet.
+UNCOUNTED = ("tilelang", "peer")
 #: A count below this share of the compulsory bytes has missed some of what was moved.
 LEAST_SHARE = 0.999
 #: Above this share of the processors, others' work makes times untrustworthy.
@@ -137,7 +139,7 @@ class GroupRun:
         toolkit, native = draft.case.implementation.toolkit, draft.execution == "native"
         return [
             *([self._compile] if toolkit in ("triton", "tilelang") else []),
-            *([self._count_interpreted] if toolkit == "triton" and native else []),
+            *([self._count_interpreted] if toolkit == "triton" and native and self.suite.check.interpret else []),
         ]
 
     def _check(self, draft: Draft) -> None:
@@ -163,6 +165,8 @@ class GroupRun:
         except WorkerFailure as failure:
             draft.fail(failure)
             return
+        if case.implementation.toolkit in UNCOUNTED:
+            draft.remarks.append(remarks.no_traffic(f"no source counts {case.implementation.toolkit} code yet"))
         self._remark_on_check(draft, draft.accuracy)
         if draft.execution != "native":
             draft.close()
@@ -224,6 +228,9 @@ class GroupRun:
         width, wanted = relative_half_width(outcome.samples_s), self.suite.timing.half_width
         if width > wanted:
             draft.remarks.append(remarks.unstable(width, wanted, outcome.stop_reason))
+        if outcome.host_bound:
+            taken = len(outcome.samples_s) + outcome.discarded
+            draft.remarks.append(remarks.host_bound(outcome.host_bound, taken))
         draft.close()
         self._emit(draft, outcome)
 

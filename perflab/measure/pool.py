@@ -15,15 +15,13 @@ from typing import Any
 
 import psutil
 
-from perflab.errors import Interrupted
+from perflab.errors import Interrupted, PerflabError
 from perflab.measure import worker
 
 #: Seconds between looks at a busy worker.
 POLL_SECONDS = 0.05
 #: How long an idle worker may take to leave by itself.
 GRACE_SECONDS = 2.0
-#: What the server imports for a toolkit: some seconds, once instead of in every worker.
-PRELOAD = {"compiled": "perflab.measure.preload_inductor", "triton": "triton.language", "tilelang": "tilelang"}
 #: Share of the memory that was free at the start that one worker may take.
 MEMORY_SHARE = 0.6
 
@@ -60,8 +58,8 @@ class Pool:
         self.memory_limit = int(memory_gb * 1e9 if memory_gb else free)
         self.peak_bytes = 0
         self._context = multiprocessing.get_context("forkserver")
-        wanted = [PRELOAD[kit] for kit in toolkits if kit in PRELOAD]
-        self._context.set_forkserver_preload(["perflab.measure.session", *wanted])
+        os.environ["PERFLAB_PRELOAD"] = " ".join(toolkits)
+        self._context.set_forkserver_preload(["perflab.measure.preload"])
         self._workers: list[Worker] = []
         self._logs = tempfile.TemporaryDirectory(prefix="perflab-")
 
@@ -95,7 +93,10 @@ class Worker:
         self._process = context.Process(
             target=worker.main, args=(theirs, mode, log), daemon=True, name=f"perflab-{mode}"
         )
-        self._process.start()
+        try:
+            self._process.start()
+        except (EOFError, ConnectionError) as error:
+            raise PerflabError(f"no worker can be started: the server they are forked from ended ({error})") from error
         self._idle = True
         theirs.close()
 

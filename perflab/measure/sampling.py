@@ -27,11 +27,12 @@ class _Series:
     blocks: list[int] = field(default_factory=list)
     seconds: float = 0.0
     discarded: int = 0
+    host_bound: int = 0
     stop_reason: StopReason | None = None
 
     def block(self) -> None:
         start = time.monotonic()
-        taken = self.worker.ask("sample", count=BLOCK)
+        taken, self.host_bound = self.worker.ask("sample", count=BLOCK)
         if not self.discarded:
             self.discarded = len(taken)
         else:
@@ -69,6 +70,7 @@ class _Series:
             timer=self.clock["timer"],
             stop_reason=self.stop_reason,
             discarded=self.discarded,
+            host_bound=self.host_bound,
         )
 
 

@@ -95,12 +95,12 @@ class Session:
             self._timer.calibrate(batch_seconds)
         return {"iterations": self._timer.iterations, "timer": self._timer.name, "cold": self._timer.cold}
 
-    def sample(self, count: int) -> list[float]:
-        """`count` samples in seconds per call. Fails: RuntimeError before calibrate."""
+    def sample(self, count: int) -> tuple[list[float], int]:
+        """`count` samples in seconds per call, and how many so far hold host time. Fails: RuntimeError uncalibrated."""
         if self._timer is None:
             raise RuntimeError("calibrate comes before sample")
         with torch.no_grad():
-            return self._timer.sample(count)
+            return self._timer.sample(count), self._timer.host_bound
 
     def _call(self, given: dict[str, torch.Tensor]) -> object:
         return self.function(*given.values(), **self.stage.params)

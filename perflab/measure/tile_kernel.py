@@ -126,8 +126,15 @@ class TileKernel:
                 return tilelang.compile(source, target="c", pass_configs=C_PASSES)
             # TVM's errors are RuntimeErrors; a missing C++ compiler is asserted.
             except (RuntimeError, AssertionError) as error:
+                self._lower_for_cuda()
                 why = str(error).strip().splitlines()[0]
                 raise NotExpressible(f"TileLang's C target cannot express {self.build.__name__}: {why}") from error
+
+    def _lower_for_cuda(self) -> None:
+        """See that the kernel itself is sound. Fails: with TileLang's own error where it is not."""
+        from perflab.measure.compile_report import cuda_source
+
+        cuda_source(self)
 
 
 def tile_kernel(**passes: Any) -> Callable[[Callable[..., Any]], Callable[..., TileKernel]]:

@@ -26,6 +26,7 @@ def multiply_slices(D, K, dtype):
     columns = math.ceil(K / 8) * 8
     steps = math.ceil(D / DEPTH)
     exact = dtype != "float32"
+    rows = block_tokens(K, dtype)
 
     @T.prim_func
     def multiply_slices(
@@ -35,56 +36,62 @@ def multiply_slices(D, K, dtype):
         squares: T.Tensor((slices, tokens), "float32"),
         length: T.int32,
     ):
-        with T.Kernel(T.ceildiv(tokens, TOKENS), slices, threads=THREADS) as (block, s):
+        with T.Kernel(T.ceildiv(tokens, rows), slices, threads=THREADS) as (block, s):
             if not for_c_target():
                 # Two blocks hide each other's waits better than one with registers to spare.
                 T.annotate_min_blocks_per_sm(blocks_per_sm(K, dtype))
                 T.no_set_max_nreg()
-            x_tile = alloc_shared((TOKENS, DEPTH), dtype)
+            x_tile = alloc_shared((rows, DEPTH), dtype)
             phi_tile = alloc_shared((DEPTH, columns), "float32")
             if not for_c_target():
                 # Threads read a column of eight rows at a time; unswizzled, those rows share their banks.
                 T.annotate_layout({x_tile: make_swizzled_layout(x_tile)})
-            high = T.alloc_fragment((TOKENS, DEPTH), "float32")
-            low = T.alloc_fragment((TOKENS, DEPTH), "float32")
-            product = T.alloc_fragment((TOKENS, columns), "float32")
-            square = T.alloc_fragment((TOKENS, DEPTH), "float32")
-            norm = T.alloc_fragment((TOKENS,), "float32")
+            high = T.alloc_fragment((rows, DEPTH), "float32")
+            low = T.alloc_fragment((rows, DEPTH), "float32")
+            part = T.alloc_fragment((rows, columns), "float32")
+            product = T.alloc_fragment((rows, columns), "float32")
+            square = T.alloc_fragment((rows, DEPTH), "float32")
+            norm = T.alloc_fragment((rows,), "float32")
             first = s * length
-            for t, k in T.Parallel(TOKENS, columns):
+            for t, k in T.Parallel(rows, columns):
                 product[t, k] = 0
-            for t, d in T.Parallel(TOKENS, DEPTH):
+            for t, d in T.Parallel(rows, DEPTH):
                 square[t, d] = 0
             for step in T.Pipelined(T.min(length, steps - first), num_stages=STAGES):
-                T.copy(x[block * TOKENS, (first + step) * DEPTH], x_tile)
+                T.copy(x[block * rows, (first + step) * DEPTH], x_tile)
                 T.copy(phi[(first + step) * DEPTH, 0], phi_tile)
-                for t, d in T.Parallel(TOKENS, DEPTH):
+                for t, d in T.Parallel(rows, DEPTH):
                     high[t, d] = T.cast(x_tile[t, d], "float32")
                 # squares[s, t] = sum_d x[t, d]^2
-                for t, d in T.Parallel(TOKENS, DEPTH):
+                for t, d in T.Parallel(rows, DEPTH):
                     square[t, d] += high[t, d] * high[t, d]
-                # products[s, t, k] = sum_d x[t, d] phi[d, k]
+                # products[s, t, k] = sum_d x[t, d] phi[d, k]. Tensor cores cut off what they add, which would drift
+                # over a slice: they add one step, and plain additions the steps.
+                for t, k in T.Parallel(rows, columns):
+                    part[t, k] = 0
                 if not exact:
                     # tf32 keeps 11 of fp32's 24 significant bits: x = high + low carries 22 of them.
-                    for t, d in T.Parallel(TOKENS, DEPTH):
+                    for t, d in T.Parallel(rows, DEPTH):
                         low[t, d] = high[t, d]
                         high[t, d] = T.reinterpret(T.reinterpret(low[t, d], "uint32") & TF32_BITS, "float32")
                         low[t, d] -= high[t, d]
-                    T.gemm(low, phi_tile, product, policy=T.GemmWarpPolicy.FullRow)
-                T.gemm(high, phi_tile, product, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(low, phi_tile, part, policy=T.GemmWarpPolicy.FullRow)
+                T.gemm(high, phi_tile, part, policy=T.GemmWarpPolicy.FullRow)
+                for t, k in T.Parallel(rows, columns):
+                    product[t, k] += part[t, k]
             if for_c_target():
                 # The C target sums no fragments; its loop is what reduce_sum does across threads.
-                for t in T.Parallel(TOKENS):
+                for t in T.Parallel(rows):
                     norm[t] = 0
                     for d in T.serial(DEPTH):
                         norm[t] += square[t, d]
             else:
                 T.reduce_sum(square, norm, dim=1)
-            for t in T.Parallel(TOKENS):
-                squares[s, block * TOKENS + t] = norm[t]
-            for t, k in T.Parallel(TOKENS, columns):
+            for t in T.Parallel(rows):
+                squares[s, block * rows + t] = norm[t]
+            for t, k in T.Parallel(rows, columns):
                 if k < K:
-                    products[s, block * TOKENS + t, k] = product[t, k]
+                    products[s, block * rows + t, k] = product[t, k]
 
     return multiply_slices
 
@@ -158,6 +165,11 @@ def split(tokens, steps, slots):
     slices = min(range(1, max(4, slots // blocks) + 1), key=lambda count: math.ceil(blocks * count / slots) / count)
     length = max(min(8, steps), math.ceil(steps / slices))
     return math.ceil(steps / length), length
+
+
+def block_tokens(K, dtype):
+    """Tokens of a block: fewer where both halves of x meet many columns, for want of registers."""
+    return TOKENS // 2 if K > 32 and dtype == "float32" else TOKENS
 
 
 def blocks_per_sm(K, dtype):
