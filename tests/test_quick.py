@@ -31,7 +31,7 @@ def measured(tmp_path_factory):
     (folder / "suites").mkdir()
     (folder / "suites" / "quick.toml").write_text(SUITE)
     command = [sys.executable, "-m", "perflab", "run", "suite", "--format", "json", "--device", "cpu"]
-    # Not compiled_planes, which takes half a minute to compile.
+    # Not compiled_planes, which takes long to compile.
     names = ["*/eager", "*/compiled", "*/compiled_einsum", "*/triton_*", "*/tilelang_*"]
     only = [part for name in names for part in ("--only", name)]
     result = subprocess.run(

@@ -103,7 +103,8 @@ def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
 def check_in_place(subject: Subject, given: Mapping[str, torch.Tensor], shape: Shape, seed: int) -> Accuracy:
     """Check once more, after timing: in the tensors that were timed, with new values, and memory as it comes.
 
-    A function that remembers answers, changes its ways after some calls, or writes late does not pass this.
+    A function that remembers answers or changes its ways after some calls does not pass this. One that overwrites its
+    answer some time after returning it still may.
 
     Fails: as `check`.
     """

@@ -49,13 +49,6 @@ def test_a_case_without_latency_says_why() -> None:
     assert "not timed: interpreted only: mhc/pre/triton_row" in figure.layout.meta["notes"]
 
 
-def test_a_native_case_whose_timing_failed_tells_its_remark() -> None:
-    (absent,) = traces(
-        draw([made.record("s/eager", latency=None, warnings=["not timed: clock stood still"])]), "absent"
-    )
-    assert list(absent.text) == ["<i>not timed: clock stood still</i>"]
-
-
 def test_what_the_cache_may_hold_is_hollow_and_marked() -> None:
     large = {"T": 65536, "n": 4, "C": 2560}
     figure = draw([
