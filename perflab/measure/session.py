@@ -80,7 +80,8 @@ class Session:
         """Compile every kernel that one call at the full shape launches, for Hopper, without launching any."""
         module = {"triton": "compile_triton", "tilelang": "compile_report"}[self.task.toolkit]
         compile_for = importlib.import_module(f"perflab.measure.{module}").compile_for
-        given = inputs.empty(self.stage, self.task.shape, self.task.dtype, "meta")
+        # On the CPU, whose memory costs nothing until it is touched: on meta an operator would not reach its launches.
+        given = inputs.empty(self.stage, self.task.shape, self.task.dtype, "cpu")
         start = time.perf_counter()
         with torch.no_grad():
             kernels = compile_for(lambda: self._call(given), COMPILE_TARGET)

@@ -3,6 +3,9 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from perflab.measure.operators import Operator
 
 REQUIRES = ("torch", "triton")
 STREAMS = (torch.bfloat16, torch.float16, torch.float32)
@@ -41,8 +44,61 @@ def _tile(C):
     return 2048 // block_c, block_c
 
 
+@triton.jit
+def _pre_backward(du, x, h_pre, dx, dh_pre, C: tl.constexpr, n: tl.constexpr, BLOCK_C: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    dh = ()
+    for _ in tl.static_range(n):
+        dh += (tl.zeros([BLOCK_C // 8], tl.float32),)
+    for first in tl.static_range(0, C, BLOCK_C):
+        c = first + tl.arange(0, BLOCK_C)
+        mask = c < C
+        du_t = tl.load(du + t * C + c, mask=mask, other=0.0).to(tl.float32)
+        sums = ()
+        for i in tl.static_range(n):
+            row = (t * n + i) * C + c
+            # dx[t, i, c] = h_pre[t, i] du[t, c]
+            if dx is not None:
+                tl.store(dx + row, (tl.load(h_pre + t * n + i) * du_t).to(dx.dtype.element_ty), mask=mask)
+            # dh_pre[t, i] = sum_c du[t, c] x[t, i, c]; each thread first sums the 8 neighbours that it holds
+            if dh_pre is not None:
+                product = du_t * tl.load(x + row, mask=mask, other=0.0).to(tl.float32)
+                sums += (dh[i] + tl.sum(tl.reshape(product, [BLOCK_C // 8, 8]), 1),)
+        if dh_pre is not None:
+            dh = sums
+    if dh_pre is not None:
+        for i in tl.static_range(n):
+            tl.store(dh_pre + t * n + i, tl.sum(dh[i], 0))
+
+
+def _outputs(x, h_pre):
+    return x.new_empty(x.shape[0], x.shape[2])
+
+
+def _forward(x: Tensor, h_pre: Tensor) -> Tensor:
+    T, n, C = x.shape
+    u = _outputs(x, h_pre)
+    block_t, block_c = _tile(C)
+    blocks = triton.cdiv(T, block_t)
+    # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.
+    grid = (triton.cdiv(C, block_c), min(blocks, 65535), triton.cdiv(blocks, 65535))
+    _pre[grid](x, h_pre, u, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
+    return u
+
+
+def _backward(needs, du, x, h_pre):
+    T, n, C = x.shape
+    dx, dh_pre = (torch.empty_like(tensor) if need else None for tensor, need in zip((x, h_pre), needs, strict=True))
+    block_c = min(1024, max(8, triton.next_power_of_2(C)))
+    _pre_backward[(T,)](du, x, h_pre, dx, dh_pre, C, n, block_c, num_warps=4, enable_fp_fusion=True)
+    return dx, dh_pre
+
+
+_operator = Operator(_forward, _backward, _outputs)
+
+
 def pre(x, h_pre):
-    """Weighted sum of the residual streams, accumulated in fp32; x is read once.
+    """Weighted sum of the residual streams, accumulated in fp32; x is read once, in backward too.
 
     x      [T, n, C] bf16, fp16 or fp32   residual streams, n in 1, 2, 4, 8
     h_pre  [T, n]    fp32                 weight of each stream
@@ -52,17 +108,10 @@ def pre(x, h_pre):
     """
     if x.dim() != 3 or x.shape[1] not in (1, 2, 4, 8) or x.shape[2] < 1 or x.dtype not in STREAMS:
         raise ValueError(f"x: expected [T, n, C] with n in 1, 2, 4, 8 in bf16, fp16 or fp32; got {_is(x)}")
-    T, n, C = x.shape
+    T, n, _ = x.shape
     if (h_pre.shape, h_pre.dtype, h_pre.device) != ((T, n), torch.float32, x.device):
         raise ValueError(f"h_pre: expected {[T, n]} torch.float32 on {x.device}; got {_is(h_pre)}")
-    u = torch.empty((T, C), dtype=x.dtype, device=x.device)
-    block_t, block_c = _tile(C)
-    blocks = triton.cdiv(T, block_t)
-    # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.
-    grid = (triton.cdiv(C, block_c), min(blocks, 65535), triton.cdiv(blocks, 65535))
-    with torch.cuda.device_of(x):
-        _pre[grid](x.contiguous(), h_pre.contiguous(), u, T, C, n, block_t, block_c, num_warps=8, enable_fp_fusion=True)
-    return u
+    return _operator(x, h_pre)
 
 
 def _is(tensor):

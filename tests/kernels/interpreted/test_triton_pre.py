@@ -5,11 +5,15 @@ import torch
 from triton_cases import (
     DTYPES,
     STREAM_BOUNDS,
+    assert_backward_in_every_setting,
     assert_near,
     assert_same,
     assert_tokens_apart,
+    cotangents_of,
+    gradients,
     implementations,
     normal,
+    reference_gradients,
 )
 
 pytestmark = pytest.mark.parametrize("pre", implementations("pre"))
@@ -37,6 +41,34 @@ def test_against_fp64(pre, T, n, C, dtype):
     u = pre(x, h_pre)
     assert u.dtype == x.dtype
     assert_near(u, reference(x, h_pre), *STREAM_BOUNDS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("T", "n", "C", "dtype"),
+    [
+        *[(T, 4, 130, "bf16") for T in (0, 1, 3, 129)],
+        *[(3, n, 257, dtype) for n in (1, 2, 4, 8) for dtype in DTYPES],
+        *[(40, 4, C, "bf16") for C in (1, 5)],
+        *[(2, 4, C, "bf16") for C in (1280, 7168)],
+    ],
+)
+def test_gradients_against_fp64(pre, T, n, C, dtype):
+    inputs = draw(T, n, C, dtype)
+    du = cotangents_of(pre, inputs)
+    dx, dh_pre = gradients(pre, inputs, du)
+    dx_64, dh_pre_64 = reference_gradients(reference, inputs, du)
+    assert_near(dx, dx_64, *STREAM_BOUNDS[dtype])
+    assert_near(dh_pre, dh_pre_64, 1e-6, 4e-6)
+
+
+def test_backward_in_every_setting(pre):
+    assert_backward_in_every_setting(pre, draw(5, 4, 72, "fp32"))
+
+
+def test_gradients_keep_tokens_apart(pre):
+    inputs = draw(9, 4, 300)
+    du = cotangents_of(pre, inputs)
+    assert_tokens_apart(lambda *given: gradients(pre, given, du), inputs, poisoned=[0])
 
 
 def test_same_bits_again(pre):

@@ -1,11 +1,14 @@
 """What the interpreted tests share: the implementations of a stage, inputs, and comparison with fp64."""
 
-import importlib.util
+import functools
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
+
+from perflab.catalogue import load_module
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 #: Bounds on the relative l2 error and on |out - ref| / (|ref| + rms(ref)), of results rounded to the stream dtype.
@@ -19,10 +22,7 @@ def implementations(stage):
 
 
 def _load(path, stage):
-    spec = importlib.util.spec_from_file_location(f"{stage}_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, stage)
+    return getattr(load_module(path), stage)
 
 
 def normal(*shape, dtype=torch.float32, std=1.0, seed=0):
@@ -64,8 +64,62 @@ def assert_tokens_apart(function, inputs, poisoned):
         warnings.simplefilter("ignore", RuntimeWarning)
         after = function(*bad)
     before, after = ((r,) if torch.is_tensor(r) else r for r in (before, after))
+    assert not all(dirty[token].isfinite().all() for dirty in after)
     for clean, dirty in zip(before, after, strict=True):
         others = [t for t in range(len(clean)) if t != token]
         assert clean.isfinite().all()
-        assert not dirty[token].isfinite().all()
         assert_same(clean[others], dirty[others])
+
+
+def gradients(function, inputs, cotangents, frozen=()):
+    """Gradients of the inputs not frozen (by index), given the cotangent of every output."""
+    inputs = [t.detach().requires_grad_(i not in frozen) for i, t in enumerate(inputs)]
+    outputs = function(*inputs)
+    outputs = (outputs,) if torch.is_tensor(outputs) else outputs
+    return torch.autograd.grad(outputs, [t for t in inputs if t.requires_grad], cotangents)
+
+
+def cotangents_of(function, inputs, seed=9):
+    """Normal cotangents like the function's outputs."""
+    outputs = function(*inputs)
+    outputs = (outputs,) if torch.is_tensor(outputs) else outputs
+    return [normal(*t.shape, dtype=t.dtype, seed=seed + i) for i, t in enumerate(outputs)]
+
+
+def reference_gradients(reference, inputs, cotangents):
+    """Gradients of a reference in fp64, by autograd."""
+    return gradients(reference, [t.double() for t in inputs], [t.double() for t in cotangents])
+
+
+def assert_backward_in_every_setting(function, inputs):
+    """Whatever torch does around the function, the gradients' bits are those of a plain call.
+
+    Frozen inputs, cotangents with gaps and expanded ones, a retained graph, autocast, checkpoint, torch.compile.
+    """
+    cotangents = cotangents_of(function, inputs)
+    plain = gradients(function, inputs, cotangents)
+    for subset in range(1, 2 ** len(inputs) - 1):
+        frozen = [i for i in range(len(inputs)) if subset >> i & 1]
+        kept = [g for i, g in enumerate(plain) if i not in frozen]
+        assert_same(gradients(function, inputs, cotangents, frozen), kept)
+    gappy = [torch.stack([t, t], -1)[..., 0] for t in cotangents]
+    assert_same(gradients(function, inputs, gappy), plain)
+    ones = [t.new_ones(()).expand(t.shape) for t in cotangents]
+    assert_same(gradients(function, inputs, ones), gradients(function, inputs, [t.contiguous() for t in ones]))
+
+    def again(*given):
+        outputs = function(*given)
+        outputs = (outputs,) if torch.is_tensor(outputs) else outputs
+        first, second = (torch.autograd.grad(outputs, given, cotangents, retain_graph=True) for _ in range(2))
+        assert_same(first, second)
+        return outputs
+
+    assert_same(gradients(again, inputs, cotangents), plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_same(gradients(function, inputs, cotangents), plain)
+    checkpointed = functools.partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)
+    assert_same(gradients(checkpointed, inputs, cotangents), plain)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert_same(gradients(compiled, inputs, cotangents), plain)
+    with torch.no_grad():
+        assert_same(function(*inputs), function(*[t.detach() for t in inputs]))
