@@ -43,7 +43,7 @@ class Operator:
               `needs` says for each input whether its gradient is wanted; all tensors are contiguous
     fake      gives tensors like forward's, unwritten
     keeps     indices of forward's outputs that backward reads, besides the inputs
-    hidden    how many of forward's last outputs are for backward only: not given to the caller, without a cotangent
+    hidden    how many of forward's last outputs have no gradient, and are given only by `everything`
     through   index of an input that the caller gets again, first, for its other uses: their gradient is then the first
               cotangent, and backward's kernel can add to it what would else be a pass over memory of its own
     """
@@ -60,9 +60,13 @@ class Operator:
 
     def __call__(self, *arguments: Any) -> Any:
         """Forward's outputs without the hidden ones; a single one as such."""
-        given = self._function.apply(*arguments)  # type: ignore[attr-defined]
+        given = self.everything(*arguments)
         shown = given[: len(given) - self.hidden]
         return shown[0] if len(shown) == 1 else shown
+
+    def everything(self, *arguments: Any) -> Tensors:
+        """All of forward's outputs."""
+        return self._function.apply(*arguments)  # type: ignore[attr-defined, no-any-return]
 
 
 def body(operation: Any) -> Callable[..., Any] | None:
