@@ -113,10 +113,11 @@ class Stage:
     dims           names of the dimensions; the first one (`T`) counts independent tokens, so a check may use fewer
     inputs         in the order of the implementation's arguments
     outputs        in the order of the implementation's results
-    params         keyword arguments with their defaults
-    tolerances     per case dtype, per output; an output missing here takes the entry named `*`
+    params         keyword arguments with their values; one that is text is an expression of the dims: `"L_r"`
+    tolerances     per case dtype, per output, and per gradient (`grad_x`); what is missing here takes the entry `*`
     supports       allowed values of a dim where not every positive number is meant
     backward_reads inputs and outputs that the backward pass must read besides the incoming gradients
+    backward_moves whether backward moves anything; not if every gradient is an incoming one, handed on
     source         where the definition stands
     """
 
@@ -125,9 +126,10 @@ class Stage:
     outputs: Mapping[str, Tensor]
     tolerances: Mapping[str, Mapping[str, Tolerance]]
     source: str
-    params: Mapping[str, float | int] = field(default_factory=dict)
+    params: Mapping[str, float | int | str] = field(default_factory=dict)
     supports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     backward_reads: tuple[str, ...] = ()
+    backward_moves: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.dims, tuple) or not self.dims:
@@ -138,6 +140,12 @@ class Stage:
                 tensor.sizes(ones)
             except KeyError as error:
                 raise ValueError(f"{name}: {tensor.shape!r} names {error}, which is none of the dims") from error
+        for name, value in self.params.items():
+            if isinstance(value, str):
+                try:
+                    _evaluate(value, ones)
+                except KeyError as error:
+                    raise ValueError(f"{name}: {value!r} names {error}, which is none of the dims") from error
         if clash := set(self.params) & set(self.inputs):
             raise ValueError(f"{', '.join(sorted(clash))}: both an input and a parameter")
         for dim, allowed in self.supports.items():
@@ -149,6 +157,20 @@ class Stage:
         """Case dtypes that make sense: all when the stage has streams, else fp32 alone."""
         tensors = (*self.inputs.values(), *self.outputs.values())
         return STREAM_DTYPES if any(t.dtype == "stream" for t in tensors) else ("fp32",)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether some input has a gradient."""
+        return any(tensor.differentiable for tensor in self.inputs.values())
+
+    def unstated_gradients(self) -> list[str]:
+        """Gradients for which some dtype states no tolerance: a backward pass cannot be checked then."""
+        names = [f"grad_{name}" for name, tensor in self.inputs.items() if tensor.differentiable]
+        return [n for n in names if any(n not in of and "*" not in of for of in self.tolerances.values())]
+
+    def keywords(self, shape: Shape) -> dict[str, float | int]:
+        """The params for `shape`."""
+        return {name: _evaluate(v, shape) if isinstance(v, str) else v for name, v in self.params.items()}
 
     def tolerance(self, dtype: str, output: str) -> Tolerance:
         """The bound for one output in a case of dtype `dtype`."""
@@ -167,9 +189,13 @@ class Stage:
         needed = [tensors[name] for name in self.backward_reads]
         cotangents = [t for t in self.outputs.values() if t.differentiable]
         gradients = [t for t in self.inputs.values() if t.differentiable]
-        backward = CompulsoryBytes(
-            sum(t.nbytes(shape, dtype) for t in (*needed, *cotangents)),
-            sum(t.nbytes(shape, dtype) for t in gradients),
+        backward = (
+            CompulsoryBytes(0, 0)
+            if not self.backward_moves
+            else CompulsoryBytes(
+                sum(t.nbytes(shape, dtype) for t in (*needed, *cotangents)),
+                sum(t.nbytes(shape, dtype) for t in gradients),
+            )
         )
         if pass_ == "backward":
             return backward

@@ -105,7 +105,14 @@ def _groups_of(
         for dtype in dtypes:
             for pass_ in spec.passes:
                 cases = tuple(
-                    Case(i, shape, dtype, pass_, device, _blocked(i, stage, shape, device if not available else None))
+                    Case(
+                        i,
+                        shape,
+                        dtype,
+                        pass_,
+                        device,
+                        _blocked(i, stage, (shape, pass_), None if available else device),
+                    )
                     for i in chosen
                 )
                 yield Group(stage, shape, dtype, pass_, device, cases)
@@ -120,9 +127,10 @@ def _merge(known: Group | None, group: Group) -> Group:
 
 
 def _blocked(
-    implementation: Implementation, stage: StageEntry, shape: dict[str, int], missing_device: str | None
+    implementation: Implementation, stage: StageEntry, what: tuple[dict[str, int], str], missing_device: str | None
 ) -> tuple[Status, Reason] | None:
-    """Status and reason when the case cannot run here."""
+    """Status and reason when the case cannot run here. what: shape and pass."""
+    shape, pass_ = what
     if implementation.problem:
         return "failed", Reason(code="broken_file", text=f"{implementation.path.name}: {implementation.problem}")
     if missing_device:
@@ -131,6 +139,12 @@ def _blocked(
     if missing:
         text = f"needs the package {', '.join(missing)}, which is not installed"
         return "skipped", Reason(code="missing_toolkit", text=text)
+    if pass_ != "forward" and not stage.contract.differentiable:
+        return "skipped", Reason(code="no_backward", text=f"{stage.name} has no input to differentiate")
+    if pass_ != "forward" and (unstated := stage.contract.unstated_gradients()):
+        return "skipped", Reason(
+            code="no_tolerance", text=f"{stage.name} states no tolerance for {', '.join(unstated)}"
+        )
     if not any(output.elements(shape) for output in stage.contract.outputs.values()):
         return "skipped", Reason(code="empty_shape", text="no output has an element: there is nothing to check")
     for dim, allowed in stage.contract.supports.items():

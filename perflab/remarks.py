@@ -22,6 +22,11 @@ def no_traffic(text: str) -> str:
     return f"bytes not counted: {text}"
 
 
+def no_memory(text: str) -> str:
+    """The bytes kept and needed could not be measured."""
+    return f"memory not measured: {text}"
+
+
 def traffic_below_fewest(source: str) -> str:
     """A source saw less than must move: it did not see everything."""
     return f"bytes not counted: {source} saw less than the fewest possible, so some move where it cannot look"

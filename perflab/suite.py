@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from perflab.errors import PerflabError, unknown
 
-Pass = Literal["forward"]
+Pass = Literal["forward", "backward", "forward_backward"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 Size = StrictInt | list[StrictInt]
 

@@ -28,14 +28,19 @@ class NvccMissing(RuntimeError):
     code = "missing_compiler"
 
 
-def compile_for(call: Callable[[], object], target: str = "sm_90a") -> list[KernelReport]:
+def compile_for(
+    call: Callable[[], object], target: str = "sm_90a", prepare: Callable[[], object] | None = None
+) -> list[KernelReport]:
     """Compile for `target` every kernel that `call` would launch; nothing is launched, so its results mean nothing.
 
-    `call` may use meta or CPU tensors of the case's shape.
+    `call` may use meta or CPU tensors of the case's shape. `prepare` runs before; its kernels are not reported.
 
     Fails: NvccMissing; RuntimeError with nvcc's output when it refuses the source.
     """
     with capture() as launches:
+        if prepare is not None:
+            prepare()
+            launches.clear()
         call()
     return [report for kernel in launches for report in _reports(kernel, target)]
 

@@ -27,11 +27,14 @@ from perflab.record import KernelReport
 _LOCK = threading.Lock()
 
 
-def compile_for(call: Callable[[], object], target: str = "sm_90a") -> list[KernelReport]:
+def compile_for(
+    call: Callable[[], object], target: str = "sm_90a", prepare: Callable[[], object] | None = None
+) -> list[KernelReport]:
     """Reports of the distinct kernels that `call` would launch, in order of first launch.
 
     call    runs the implementation on CPU, meta or CUDA tensors; nothing is launched, so its results are unwritten
     target  an NVIDIA architecture, such as `sm_90a`
+    prepare runs before; its kernels are not reported
 
     An autotuned kernel has every configuration compiled and keeps its first for the rest of the process.
 
@@ -43,6 +46,9 @@ def compile_for(call: Callable[[], object], target: str = "sm_90a") -> list[Kern
     gpu = _gpu_target(target)
     reports: dict[bytes, KernelReport] = {}
     with _LOCK, _launches_compiled(gpu) as kernels:
+        if prepare is not None:
+            prepare()
+            kernels.clear()
         call()
     for kernel in kernels:
         cubin = kernel.asm["cubin"]

@@ -17,13 +17,13 @@ from perflab.measure.pool import Pool, Worker, WorkerFailure
 from perflab.measure.sampling import sample_group
 from perflab.measure.task import execution, task_for
 from perflab.plan import Case, Group
-from perflab.record import Accuracy, Bytes, Compile, Execution, Latency, Reason, Record, Status, Traffic
+from perflab.record import Accuracy, Bytes, Compile, Execution, Latency, Memory, Reason, Record, Status, Traffic
 from perflab.suite import Suite
 
 #: Codes of a refused answer; any other failure is one of the process, not of the answer.
 WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
 #: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
-SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler"}
+SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler", "no_backward"}
 #: Toolkits that no source of bytes covers yet.
 UNCOUNTED = ("tilelang", "peer")
 #: A count below this share of the compulsory bytes has missed some of what was moved.
@@ -44,6 +44,7 @@ class Draft:
     reason: Reason | None = None
     accuracy: Accuracy | None = None
     traffic: list[Traffic] = field(default_factory=list)
+    memory: Memory | None = None
     compile: Compile | None = None
     remarks: list[str] = field(default_factory=list)
     worker: Worker | None = None
@@ -80,6 +81,7 @@ class Draft:
             latency=latency if passed else None,
             compulsory=compulsory,
             traffic=self.traffic if passed else [],
+            memory=self.memory if passed else None,
             compile=self.compile,
             warnings=self.remarks,
         )
@@ -162,6 +164,7 @@ class GroupRun:
             draft.accuracy = Accuracy.model_validate(worker.ask("check", seeds=seeds))
             if case.implementation.toolkit == "eager" or draft.execution == "interpreted":
                 self._count(draft, worker)
+            self._measure_memory(draft, worker)
         except WorkerFailure as failure:
             draft.fail(failure)
             return
@@ -185,6 +188,15 @@ class GroupRun:
             draft.remarks.append(remarks.traffic_below_fewest(traffic.source))
         else:
             draft.traffic.append(traffic)
+
+    def _measure_memory(self, draft: Draft, worker: Worker) -> None:
+        """What the case keeps and needs; a dead worker is the case's failure, anything else a remark."""
+        try:
+            draft.memory = Memory.model_validate(worker.ask("memory"))
+        except WorkerFailure as failure:
+            if not failure.alive:
+                raise
+            draft.remarks.append(remarks.no_memory(failure.text))
 
     def _count_interpreted(self, draft: Draft) -> None:
         """Count a Triton case's bytes by the interpreter, while its own worker runs on the GPU."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from perflab.contract import Normal, Shape, Stage, Tensor, Uniform
@@ -21,11 +23,33 @@ def draw(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict
     return {name: _draw(spec, shape, dtype, generator) for name, spec in stage.inputs.items()}
 
 
+def draw_cotangents(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
+    """Incoming gradients, normal, for every differentiable output, in its dtype."""
+    # Another stream of numbers than the inputs', which start from the seed itself.
+    generator = torch.Generator(device).manual_seed(seed + 2**40)
+    return {
+        name: torch.randn(spec.sizes(shape), generator=generator, device=device).to(
+            TORCH_DTYPES[spec.item_dtype(dtype)]
+        )
+        for name, spec in stage.outputs.items()
+        if spec.differentiable
+    }
+
+
 def empty(stage: Stage, shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:
     """Inputs of the right kind with no values: for counting and compiling, where values do not matter."""
+    return _empty(stage.inputs, shape, dtype, device)
+
+
+def empty_cotangents(stage: Stage, shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:
+    """Incoming gradients of the right kind with no values."""
+    return _empty({name: spec for name, spec in stage.outputs.items() if spec.differentiable}, shape, dtype, device)
+
+
+def _empty(specs: Mapping[str, Tensor], shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:
     return {
         name: torch.empty(spec.sizes(shape), dtype=TORCH_DTYPES[spec.item_dtype(dtype)], device=device)
-        for name, spec in stage.inputs.items()
+        for name, spec in specs.items()
     }
 
 

@@ -16,7 +16,7 @@ WITHOUT_DEVICE: dict[str, Execution] = {"triton": "interpreted", "tilelang": "em
 
 @dataclass(frozen=True)
 class Task:
-    """One case to load: where its files are, and on which shape, dtype and device it runs."""
+    """One case to load: where its files are, and on which shape, dtype and device which pass runs."""
 
     stage_folder: Path
     implementation: Path
@@ -26,6 +26,7 @@ class Task:
     check_shape: dict[str, int]
     dtype: str
     device: str
+    pass_: str = "forward"
 
 
 def execution(toolkit: str, device: str) -> Execution:
@@ -51,4 +52,5 @@ def task_for(case: Case, group: Group, tokens: int, device: str | None = None) -
         check_shape=check_shape,
         dtype=case.dtype,
         device=device,
+        pass_=case.pass_,
     )

@@ -16,8 +16,14 @@ STAGE = Stage(
         "h_post": Tensor("T n", "fp32"),
         "logits": Tensor("T n n", "fp32"),
     },
-    tolerances={"fp32": {"*": Tolerance(relative_l2=1e-6, elementwise=4e-6)}},
+    tolerances={
+        "fp32": {
+            "*": Tolerance(relative_l2=1e-6, elementwise=4e-6),
+            # Sums over all tokens.
+            **dict.fromkeys(("grad_a", "grad_b"), Tolerance(relative_l2=1e-5, elementwise=1e-4)),
+        }
+    },
     supports={"n": (1, 2, 4, 8)},
-    backward_reads=("m", "r", "a", "h_pre", "h_post"),
+    backward_reads=("m", "r", "a", "b"),
     source="arXiv 2512.24880, equations 16 to 18",
 )

@@ -5,18 +5,24 @@ from perflab import Normal, Stage, Tensor, Tolerance
 EXACT_PRODUCTS = {
     "m": Tolerance(relative_l2=1e-5, elementwise=1e-4),
     "r": Tolerance(relative_l2=1e-6, elementwise=4e-6),
+    "grad_phi": Tolerance(relative_l2=1e-5, elementwise=1e-4),
 }
 
 STAGE = Stage(
     dims=("T", "n", "C"),
     inputs={
-        "x": Tensor("T n C", "stream", Normal()),
+        # Tokens take the three scales in turn: at the second an eps of 1e-6, which peers have, changes the norm.
+        "x": Tensor("T n C", "stream", Normal(std=(1.0, 1e-3, 0.0))),
         # Values that tf32 holds exactly: products with bf16 streams are then exact, and rounding phi further shows.
         "phi": Tensor("n*C n*n+2*n", "tf32", Normal(std=0.02)),
     },
     outputs={"m": Tensor("T n*n+2*n", "fp32"), "r": Tensor("T", "fp32")},
-    # The same for all dtypes: the outputs are fp32 and no rounding below fp32 is owed to the inputs.
-    tolerances={"bf16": EXACT_PRODUCTS, "fp16": EXACT_PRODUCTS, "fp32": EXACT_PRODUCTS},
+    # The outputs are fp32 in every case and owe no rounding to the inputs' dtype; only x's gradient has that dtype.
+    tolerances={
+        "bf16": {**EXACT_PRODUCTS, "grad_x": Tolerance(relative_l2=2e-3, elementwise=4e-3)},
+        "fp16": {**EXACT_PRODUCTS, "grad_x": Tolerance(relative_l2=3e-4, elementwise=5e-4)},
+        "fp32": {**EXACT_PRODUCTS, "grad_x": Tolerance(relative_l2=2e-6, elementwise=2e-5)},
+    },
     params={"eps": 1e-20},
     supports={"n": (1, 2, 4, 8)},
     backward_reads=("x", "phi", "r"),

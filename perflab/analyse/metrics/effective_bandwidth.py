@@ -11,4 +11,6 @@ def effective_bandwidth(record: Record, context: Context) -> float | None:
     """Comparable between implementations, whatever bytes they really move."""
     if record.latency is None or record.compulsory is None:
         return None
-    return (record.compulsory.read_bytes + record.compulsory.write_bytes) / median(record.latency.samples_s)
+    fewest = record.compulsory.read_bytes + record.compulsory.write_bytes
+    # A pass that need not move anything has no bandwidth.
+    return fewest / median(record.latency.samples_s) if fewest else None

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perflab.measure import operators
 from perflab.measure.traffic.footprint import Footprint, strided, union_bytes
 from perflab.record import Traffic
 
@@ -85,6 +86,10 @@ class DispatchCounter(TorchDispatchMode):  # type: ignore[misc]  # torch is unty
         kwargs = kwargs or {}
         if self.paused or func.namespace == "prim":
             return func(*args, **kwargs)
+        if inside := operators.body(func):
+            # What counts is what the operator does inside; its kernels are counted by another source.
+            with self:
+                return inside(*args, **kwargs)
         # Composite operations arrive whole under inference mode, and split into their parts elsewhere: count the parts.
         with self:
             result = func.decompose(*args, **kwargs)

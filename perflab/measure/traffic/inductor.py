@@ -25,8 +25,10 @@ class NothingCompiled(RuntimeError):  # a finding, which the harness turns into 
     """The call ran no graph that Inductor compiled."""
 
 
-def count(call: Callable[[], object]) -> Traffic:
+def count(call: Callable[[], object], prepare: Callable[[], object] | None = None) -> Traffic:
     """Run `call` once, which runs functions wrapped in torch.compile, and count the kernels of the graphs it runs.
+
+    `prepare` runs first; what it compiles is known, what it runs is not counted.
 
     Everything compiled in this process before is forgotten and `call` compiles anew: only generating code shows the
     schedule. Graph caches are off meanwhile; the cache of compiled kernels is not. Backward graphs count when `call`
@@ -38,6 +40,10 @@ def count(call: Callable[[], object]) -> Traffic:
     breaks = sum(counters["graph_break"].values())
     graphs: list[_Graph] = []
     with _watched(graphs):
+        if prepare is not None:
+            prepare()
+            for graph in graphs:
+                graph.runs = 0
         call()
     ran = [graph for graph in graphs if graph.runs]
     if not ran:
