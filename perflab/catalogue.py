@@ -15,6 +15,7 @@ from types import ModuleType
 
 from perflab.contract import Stage
 from perflab.errors import PerflabError, one_line, unknown
+from perflab.workspace import find
 
 TOOLKITS = ("eager", "compiled", "triton", "tilelang", "peer")
 #: Files of workspaces are imported under names that begin so.
@@ -118,6 +119,20 @@ def discover(kernels: Path, extra: Iterable[Path] = ()) -> Catalogue:
     for path in extra:
         catalogue = _add(catalogue, path)
     return catalogue
+
+
+def load(name: str, workspace: Path | None = None) -> ModuleType:
+    """A file of the workspace's kernels as a module, by its path: `load("mhc/pre/eager").pre`.
+
+    The workspace is the one given, else the nearest from the current folder upwards, else the one perflab comes with.
+
+    Fails: PerflabError for an unknown name, with the nearest ones; whatever the file raises when it is imported.
+    """
+    kernels = find(explicit=workspace).kernels
+    known = {file.relative_to(kernels).with_suffix("").as_posix(): file for file in kernels.rglob("*.py")}
+    if name not in known:
+        raise unknown("file of kernels", name, known)
+    return load_module(known[name])
 
 
 def load_module(path: Path) -> ModuleType:

@@ -132,7 +132,7 @@ def _content(records: list[Record], about: dict[str, Any], blocks: list[table.Bl
         "chosen": panels.default_choice(parts),
         "groups": [{"stage": part.stage, "group": part.keys} for part in parts],
         "stages": by_stage,
-        "header": table.HEADER,
+        "words": table.WORDS,
         "legend": table.legend(about, blocks),
         "toolkits": {name: colour for name, colour in panels.COLOURS.items() if name in {r.toolkit for r in records}},
         "sources": {name: told for name, told in panels.SOURCES.items() if name in used},

@@ -18,8 +18,10 @@ from perflab.present import units
 from perflab.present.formats import Derived
 from perflab.record import Record
 
-HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "latency", "bandwidth",
-          "of ceiling", "vs eager", "sm_90a")  # fmt: skip
+HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "launches", "latency", "bandwidth",
+          "of ceiling", "vs eager", "saved", "peak", "sm_90a")  # fmt: skip
+#: Columns that hold words; numbers stand to the right.
+WORDS = ("implementation", "status", "source")
 #: Below this amplification there is nothing to explain.
 NEAR_COMPULSORY = 1.05
 STATUS_STYLE = {"passed": "green", "wrong": "bold red", "failed": "red", "skipped": "yellow"}
@@ -27,9 +29,13 @@ STATUS_STYLE = {"passed": "green", "wrong": "bold red", "failed": "red", "skippe
 
 @dataclass(frozen=True)
 class Block:
-    """One group as text: its title, its rows and what must be said below them."""
+    """One group as text: its title, its columns, its rows and what must be said below them.
+
+    Columns that are empty in every row are left out.
+    """
 
     title: str
+    header: tuple[str, ...]
     rows: list[tuple[str, ...]]
     notes: list[str]
 
@@ -46,8 +52,8 @@ def print_table(console: Console, parts: Sequence[Block], about: Mapping[str, An
     """Print all blocks, then what the whole table needs to be read rightly."""
     for block in parts:
         table = Table(title=escape(block.title), title_justify="left", title_style="bold", header_style="dim", box=None)
-        for index, name in enumerate(HEADER):
-            table.add_column(name, justify="left" if index in (0, 1, 5) else "right", overflow="fold")
+        for name in block.header:
+            table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
         for row in block.rows:
             status = Text(row[1], style=STATUS_STYLE[row[1]])
             table.add_row(escape(row[0]), status, *map(escape, row[2:]))
@@ -63,7 +69,7 @@ def markdown(parts: Sequence[Block], about: Mapping[str, Any]) -> str:
     """The same table in Markdown."""
     lines = []
     for block in parts:
-        lines += [f"### {block.title}", "", "| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+        lines += [f"### {block.title}", "", "| " + " | ".join(block.header) + " |", "|" + " --- |" * len(block.header)]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in block.rows]
         lines += ["", *(f"- {note}" for note in block.notes), *([""] if block.notes else [])]
     return "\n".join([*lines, *legend(about, parts)])
@@ -89,6 +95,11 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
         "traffic: bytes counted by `source`; x fewest: traffic over the contract's compulsory bytes; "
         "bandwidth: compulsory bytes over the median latency; sm_90a: as compiled for Hopper"
     )
+    if any("peak" in block.header for block in parts):
+        lines.append(
+            "saved: bytes that stay alive between forward and backward only for backward's sake, inputs and parameters "
+            "not counted; peak: most bytes alive at once during the pass, above those alive before it"
+        )
     return lines
 
 
@@ -102,7 +113,9 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
         for text in _notes(record, own):
             said[text].append(record.implementation.removeprefix(record.stage + "/"))
     notes = [f"{', '.join(names)}: {text}" for text, names in said.items()]
-    return Block(title, [_row(record, columns) for record, columns in members], notes)
+    rows = [_row(record, columns) for record, columns in members]
+    kept = [index for index, name in enumerate(HEADER) if index < 2 or any(row[index] for row in rows)]
+    return Block(title, tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in rows], notes)
 
 
 def _notes(record: Record, columns: Mapping[str, float | None]) -> list[str]:
@@ -155,10 +168,13 @@ def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]
         units.size(columns.get("traffic_bytes")),
         units.ratio(columns.get("amplification")),
         traffic.source if traffic else "",
+        str(traffic.launches) if traffic else "",
         f"{latency} ±{spread:.0%}" if spread is not None else latency,
         bandwidth + (" [cache]" if columns.get("in_cache") else ""),
         units.percent(columns.get("fraction_of_peak")),
         units.ratio(columns.get("speedup"), "x"),
+        units.size(columns.get("saved_bytes")),
+        units.size(columns.get("peak_bytes")),
         _compiled(record),
     )
 
