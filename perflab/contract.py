@@ -29,9 +29,12 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True)
 class Normal:
-    """Independent normal values; with several deviations, rows of the first dimension take them in turn."""
+    """Independent normal values.
 
-    std: float | tuple[float, ...] = 1.0
+    std  a number, an expression of the dims, or several numbers, which rows of the first dimension take in turn
+    """
+
+    std: float | str | tuple[float, ...] = 1.0
     mean: float = 0.0
 
 
@@ -60,7 +63,7 @@ class Tensor:
 
     def sizes(self, shape: Shape) -> tuple[int, ...]:
         """Concrete sizes for `shape`. Fails: KeyError for a dim that `shape` lacks."""
-        return tuple(_evaluate(part, shape) for part in self.shape.split())
+        return tuple(evaluate(part, shape) for part in self.shape.split())
 
     def elements(self, shape: Shape) -> int:
         """Number of elements for `shape`."""
@@ -117,6 +120,7 @@ class Stage:
     tolerances     per case dtype, per output, and per gradient (`grad_x`); what is missing here takes the entry `*`
     supports       allowed values of a dim where not every positive number is meant
     backward_reads inputs and outputs that the backward pass must read besides the incoming gradients
+    observed       outputs whose mean over all elements is a result by itself, and is recorded
     backward_moves whether backward moves anything; not if every gradient is an incoming one, handed on
     source         where the definition stands
     """
@@ -130,6 +134,7 @@ class Stage:
     supports: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     backward_reads: tuple[str, ...] = ()
     backward_moves: bool = True
+    observed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.dims, tuple) or not self.dims:
@@ -140,12 +145,15 @@ class Stage:
                 tensor.sizes(ones)
             except KeyError as error:
                 raise ValueError(f"{name}: {tensor.shape!r} names {error}, which is none of the dims") from error
-        for name, value in self.params.items():
+        scales = {name: getattr(tensor.values, "std", None) for name, tensor in self.inputs.items()}
+        for name, value in (*self.params.items(), *scales.items()):
             if isinstance(value, str):
                 try:
-                    _evaluate(value, ones)
+                    evaluate(value, ones)
                 except KeyError as error:
                     raise ValueError(f"{name}: {value!r} names {error}, which is none of the dims") from error
+        if unknown := set(self.observed) - set(self.outputs):
+            raise ValueError(f"observed: {', '.join(sorted(unknown))} is no output")
         if clash := set(self.params) & set(self.inputs):
             raise ValueError(f"{', '.join(sorted(clash))}: both an input and a parameter")
         for dim, allowed in self.supports.items():
@@ -170,7 +178,7 @@ class Stage:
 
     def keywords(self, shape: Shape) -> dict[str, float | int]:
         """The params for `shape`."""
-        return {name: _evaluate(v, shape) if isinstance(v, str) else v for name, v in self.params.items()}
+        return {name: evaluate(v, shape) if isinstance(v, str) else v for name, v in self.params.items()}
 
     def tolerance(self, dtype: str, output: str) -> Tolerance:
         """The bound for one output in a case of dtype `dtype`."""
@@ -202,8 +210,8 @@ class Stage:
         return CompulsoryBytes(forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes)
 
 
-def _evaluate(expression: str, shape: Shape) -> int:
-    """Value of a dimension such as `n*n+2*n`: names, whole numbers, +, - and *."""
+def evaluate(expression: str, shape: Shape) -> int:
+    """Value of an expression of dims such as `n*n+2*n`: names, whole numbers, +, - and *."""
 
     def value(node: ast.expr) -> int:
         match node:

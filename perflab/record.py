@@ -48,6 +48,7 @@ class Accuracy(Strict):
 
     shape          the checked shape: an interpreted or emulated case is checked on fewer tokens than it declares
     deterministic  whether two calls gave the same bits; None where that was not tried
+    observed       means of the outputs that the contract declares as results by themselves, over the first draw
     """
 
     max_abs_error: float
@@ -57,6 +58,7 @@ class Accuracy(Strict):
     shape: dict[str, int]
     draws: int
     deterministic: bool | None
+    observed: dict[str, float] = {}
 
 
 class Latency(Strict):
@@ -97,7 +99,7 @@ class Traffic(Strict):
 
 
 class Memory(Strict):
-    """Bytes kept for backward, and the high-water mark of live bytes."""
+    """Bytes kept for backward, and the high-water mark of live bytes; `source` says who counted them."""
 
     saved_bytes: int | None = None
     peak_bytes: int | None = None

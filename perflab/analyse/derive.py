@@ -23,6 +23,7 @@ class Metric:
 
     kind    exact (the same on every machine) or sampled
     better  lower, higher or none
+    column  the heading under which the table shows it, if it does (COLUMN)
     """
 
     name: str
@@ -31,6 +32,7 @@ class Metric:
     kind: str
     better: str
     function: Callable[[Record, Context], float | None]
+    column: str | None = None
 
 
 def metrics(workspace_dashboards: Path) -> list[Metric]:
@@ -47,7 +49,10 @@ def _load(path: Path) -> Metric:
     try:
         module = load_module(path)
         caption = (module.__doc__ or "").strip().partition("\n")[0]
-        return Metric(path.stem, caption, module.UNIT, module.KIND, module.BETTER, getattr(module, path.stem))
+        return Metric(
+            path.stem, caption, module.UNIT, module.KIND, module.BETTER, getattr(module, path.stem),
+            getattr(module, "COLUMN", None),
+        )  # fmt: skip
     except Exception as error:
         raise PerflabError(f"{path}: {one_line(error)}") from error
 

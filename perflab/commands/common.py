@@ -66,9 +66,10 @@ def print_run(run: store.Run, place: workspace.Workspace, format_: str) -> None:
         return
     from rich.console import Console
 
+    from perflab.analyse.derive import metrics
     from perflab.present import table
 
-    parts = table.blocks(records, derived)
+    parts = table.blocks(records, derived, metrics(place.dashboards))
     if format_ == "markdown":
         print(table.markdown(parts, about))
     else:

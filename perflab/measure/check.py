@@ -65,17 +65,20 @@ def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
     """
     sums = new_sums(subject)
     deterministic = True if subject.repeat else None
+    observed: dict[str, float] = {}
     for seed in seeds:
         work = subject.work(shape, seed)
         if seed != seeds[0] and not subject.recompiles:
             _freeze_some(work, seed)
         with contextlib.nullcontext() if subject.recompiles else unwritten_memory_is_nan():
-            compare(subject, work, shape, sums)
+            results = compare(subject, work, shape, sums)
+        observed = observed or {name: results[name].double().mean().item() for name in subject.stage.observed}
         if subject.repeat and seed == seeds[0]:
             # Under the settings that timing has: torch may choose other, unordered algorithms there.
             first, second = (compare(subject, work, shape, sums) for _ in range(2))
             deterministic = all(torch.equal(first[name], second[name]) for name in first)
-    return _verdict(subject, shape, sums, len(seeds), deterministic)
+    accuracy = _verdict(subject, shape, sums)
+    return accuracy.model_copy(update={"draws": len(seeds), "deterministic": deterministic, "observed": observed})
 
 
 def check_in_place(subject: Subject, work: Work, shape: Shape, seed: int) -> Accuracy:
@@ -94,7 +97,7 @@ def check_in_place(subject: Subject, work: Work, shape: Shape, seed: int) -> Acc
         for name, tensor in fresh.cotangents.items():
             work.cotangents[name].copy_(tensor)
     compare(subject, work, shape, sums)
-    return _verdict(subject, shape, sums, 1, None)
+    return _verdict(subject, shape, sums)
 
 
 def new_sums(subject: Subject) -> dict[str, Sums]:
@@ -190,9 +193,7 @@ def _check_kind(subject: Subject, name: str, tensor: torch.Tensor, shape: Shape)
         raise Wrong("not_finite", text)
 
 
-def _verdict(
-    subject: Subject, shape: Shape, sums: Mapping[str, Sums], draws: int, deterministic: bool | None
-) -> Accuracy:
+def _verdict(subject: Subject, shape: Shape, sums: Mapping[str, Sums]) -> Accuracy:
     errors = {name: one.result(subject.stage.tolerance(subject.dtype, name)) for name, one in sums.items()}
     worst_name, worst = max(errors.items(), key=lambda item: _excess(item[1]))
     # Not `> 1`: an error that is not a number must not pass.
@@ -208,8 +209,8 @@ def _verdict(
         tolerance=worst.tolerance_l2,
         outputs=errors,
         shape=dict(shape),
-        draws=draws,
-        deterministic=deterministic,
+        draws=1,
+        deterministic=None,
     )
 
 

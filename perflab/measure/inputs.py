@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from perflab.contract import Normal, Shape, Stage, Tensor, Uniform
+from perflab.contract import Normal, Shape, Stage, Tensor, Uniform, evaluate
 
 TORCH_DTYPES = {
     "bf16": torch.bfloat16,
@@ -69,7 +69,7 @@ def _draw(spec: Tensor, shape: Shape, dtype: str, generator: torch.Generator) ->
                 scale = torch.tensor(std, device=device)[rows].reshape(-1, *[1] * (len(sizes) - 1))
                 values.mul_(scale).add_(mean)
             else:
-                values.mul_(std).add_(mean)
+                values.mul_(evaluate(std, shape) if isinstance(std, str) else std).add_(mean)
         case Uniform(low=low, high=high):
             values = torch.rand(sizes, generator=generator, device=device).mul_(high - low).add_(low)
     item = spec.item_dtype(dtype)

@@ -42,12 +42,24 @@ def as_csv(records: Sequence[Record], derived: Derived) -> str:
 
 
 def frame(records: Sequence[Record], derived: Derived) -> pandas.DataFrame:
-    """The flat rows with the raw samples beside them (`samples_s`, a list), for charts."""
+    """The flat rows for charts; beside them raw samples (`samples_s`, a list), `sizes` and `observed` (dicts)."""
     import pandas
 
     rows = flat_rows(records, derived)
-    samples = [list(record.latency.samples_s) if record.latency else [] for record in records]
-    return pandas.DataFrame([row | {"samples_s": taken} for row, taken in zip(rows, samples, strict=True)])
+    more = [
+        {
+            "samples_s": list(record.latency.samples_s) if record.latency else [],
+            "sizes": dict(record.shape),
+            "observed": observed(record),
+        }
+        for record in records
+    ]
+    return pandas.DataFrame([row | extra for row, extra in zip(rows, more, strict=True)])
+
+
+def observed(record: Record) -> dict[str, float]:
+    """What the stage's contract counts as a result by itself, by name."""
+    return dict(record.accuracy.observed) if record.accuracy else {}
 
 
 def flat_rows(records: Sequence[Record], derived: Derived) -> list[dict[str, Any]]:
@@ -59,6 +71,7 @@ def flat_rows(records: Sequence[Record], derived: Derived) -> list[dict[str, Any
             {key: data[key] for key in FLAT}
             | {"shape": " ".join(f"{dim}={size}" for dim, size in record.shape.items())}
             | {"relative_l2_error": record.accuracy.relative_l2_error if record.accuracy else None}
+            | {"observed": " ".join(f"{name}={value!r}" for name, value in observed(record).items())}
             | {"traffic_source": "+".join(traffic.source for traffic in record.traffic)}
             | _bytes(record)
             | _interval(record)

@@ -77,10 +77,11 @@ def build(run: store.Run, place: Workspace, out: Path) -> Path:
     records, about = derive.in_order(run.records()), run.about()
     if not records:
         raise PerflabError(f"{run.id} holds no records, so there is nothing to draw")
-    derived = derive.derive(records, about, derive.metrics(place.dashboards))
+    metrics = derive.metrics(place.dashboards)
+    derived = derive.derive(records, about, metrics)
     frame = formats.frame(records, derived)
     drawn = [_draw(chart, frame, about) for chart in charts(place.dashboards)]
-    page = _render(place, _content(records, about, table.blocks(records, derived)) | {"charts": drawn})
+    page = _render(place, _content(records, about, table.blocks(records, derived, metrics)) | {"charts": drawn})
     _check_folder(out)
     _write(out, {PLOTLY: _plotly()} | {name: _asset(place, name).encode() for name in ASSETS} | {INDEX: page.encode()})
     return out / INDEX

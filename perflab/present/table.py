@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from perflab.analyse.derive import group_key
+from perflab.analyse.derive import Metric, group_key
 from perflab.analyse.traffic import best
 from perflab.present import units
-from perflab.present.formats import Derived
+from perflab.present.formats import Derived, observed
 from perflab.record import Record
 
 HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "launches", "latency", "bandwidth",
@@ -40,12 +40,13 @@ class Block:
     notes: list[str]
 
 
-def blocks(records: Sequence[Record], derived: Derived) -> list[Block]:
-    """Group the records and write their cells."""
+def blocks(records: Sequence[Record], derived: Derived, metrics: Sequence[Metric] = ()) -> list[Block]:
+    """Group the records and write their cells; `metrics` adds those that ask for a column."""
+    asking = [metric for metric in metrics if metric.column]
     groups: dict[tuple[object, ...], list[tuple[Record, Mapping[str, float | None]]]] = defaultdict(list)
     for record, columns in zip(records, derived, strict=True):
         groups[group_key(record)].append((record, columns))
-    return [_block(members) for members in groups.values()]
+    return [_block(members, asking) for members in groups.values()]
 
 
 def print_table(console: Console, parts: Sequence[Block], about: Mapping[str, Any]) -> None:
@@ -103,7 +104,7 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
     return lines
 
 
-def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Block:
+def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]], asking: Sequence[Metric]) -> Block:
     first, columns = members[0]
     sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
     fewest = units.size(columns.get("compulsory_bytes"))
@@ -113,9 +114,18 @@ def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]]) -> Bloc
         for text in _notes(record, own):
             said[text].append(record.implementation.removeprefix(record.stage + "/"))
     notes = [f"{', '.join(names)}: {text}" for text, names in said.items()]
-    rows = [_row(record, columns) for record, columns in members]
-    kept = [index for index, name in enumerate(HEADER) if index < 2 or any(row[index] for row in rows)]
-    return Block(title, tuple(HEADER[i] for i in kept), [tuple(row[i] for i in kept) for row in rows], notes)
+    seen = list(dict.fromkeys(name for record, _ in members for name in observed(record)))
+    header = (*HEADER, *(str(metric.column) for metric in asking), *seen)
+    rows = [
+        (
+            *_row(record, columns),
+            *(units.value(columns.get(metric.name), metric.unit) for metric in asking),
+            *(units.value(observed(record).get(name), "1") for name in seen),
+        )
+        for record, columns in members
+    ]
+    kept = [index for index in range(len(header)) if index < 2 or any(row[index] for row in rows)]
+    return Block(title, tuple(header[i] for i in kept), [tuple(row[i] for i in kept) for row in rows], notes)
 
 
 def _notes(record: Record, columns: Mapping[str, float | None]) -> list[str]:

@@ -30,3 +30,12 @@ def ratio(value: float | None, suffix: str = "") -> str:
 def percent(value: float | None) -> str:
     """`84%`; empty for None."""
     return "" if value is None else f"{value:.0%}"
+
+
+def value(number: float | None, unit: str) -> str:
+    """A number of a stored unit (s, B, B/s or 1) for people; empty for None."""
+    if unit == "s":
+        return seconds(number)
+    if unit in ("B", "B/s"):
+        return size(number, unit.removeprefix("B"))
+    return "" if number is None else f"{number:.3g}"
