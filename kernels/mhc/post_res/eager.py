@@ -1,5 +1,7 @@
 """A batched product in fp32, then the weighted output added."""
 
+import torch
+
 REQUIRES = ("torch",)
 
 
@@ -12,5 +14,7 @@ def post_res(x, f, h_post, h_res):
     h_res   [T, n, n]   fp32           mixing matrix, [out, in]
     gives   [T, n, C]   stream dtype
     """
-    mixed = h_res @ x.float()
+    # Autocast would round the product's inputs.
+    with torch.autocast(x.device.type, enabled=False):
+        mixed = h_res @ x.float()
     return (mixed + h_post[:, :, None] * f[:, None, :].float()).to(x.dtype)

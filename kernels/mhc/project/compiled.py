@@ -9,4 +9,5 @@ REQUIRES = ("torch",)
 def project(x, phi, eps):
     """Raw coefficients of every token and its norm; see eager.py for shapes."""
     flat = x.flatten(1).float()
-    return flat @ phi, (flat.square().mean(1) + eps).sqrt()
+    with torch.autocast(x.device.type, enabled=False):
+        return flat @ phi, (flat.square().mean(1) + eps).sqrt()

@@ -1,5 +1,7 @@
 """A matrix product and a norm, each with its own scan of x, in fp32."""
 
+import torch
+
 REQUIRES = ("torch",)
 
 
@@ -11,4 +13,6 @@ def project(x, phi, eps):
     gives  m [T, n^2 + 2n], r [T], both fp32
     """
     flat = x.flatten(1).float()
-    return flat @ phi, (flat.square().mean(1) + eps).sqrt()
+    # Autocast would round the product's inputs.
+    with torch.autocast(x.device.type, enabled=False):
+        return flat @ phi, (flat.square().mean(1) + eps).sqrt()
