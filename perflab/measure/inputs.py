@@ -25,8 +25,8 @@ def draw(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict
 
 def draw_cotangents(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
     """Incoming gradients, normal, for every differentiable output, in its dtype."""
-    # Another stream of numbers than the inputs', which start from the seed itself.
-    generator = torch.Generator(device).manual_seed(seed + 2**40)
+    # Another stream of numbers than the inputs', which start from the seed itself; generators keep 32 bits of a seed.
+    generator = torch.Generator(device).manual_seed((seed + 2**31) % 2**32)
     return {
         name: torch.randn(spec.sizes(shape), generator=generator, device=device).to(
             TORCH_DTYPES[spec.item_dtype(dtype)]

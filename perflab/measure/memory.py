@@ -1,7 +1,7 @@
 """Bytes that a pass keeps and needs, from what the allocator hands out: exact, and the same wherever it runs.
 
-Saved-tensor hooks would tell what autograd saves; they do not see what `torch.utils.checkpoint` or a function's own
-closure keeps. So the graph is kept and everything else is let go: what is still alive then is what backward costs.
+Saved-tensor hooks would tell what autograd saves; they do not see what a function keeps past it, as selective
+checkpointing does. So the graph is kept and everything else is let go: what is still alive then is what backward costs.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from perflab import Stage, Tensor, Tolerance
-from perflab.measure import check as checking
+from perflab.measure import comparison
 from perflab.measure.check import Subject, Wrong, check
 
 STAGE = Stage(
@@ -27,7 +27,7 @@ def subject(function):
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 2**30])
 @pytest.mark.parametrize("token", [0, 5, 12])
 def test_one_wrong_token_is_seen_wherever_it_is(monkeypatch, chunk_bytes, token):
-    monkeypatch.setattr(checking, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(comparison, "CHUNK_BYTES", chunk_bytes)
 
     def function(x, w):
         y = x * w
@@ -81,5 +81,5 @@ def test_the_settings_of_torch_are_as_before():
 
 @pytest.mark.parametrize("broken", [lambda x, w: (x * w)[:1], lambda x, w: (x * w) / 0 * 0])
 def test_a_reference_that_cannot_be_compared_with_passes_nothing(broken):
-    with pytest.raises(checking.BrokenReferenceError):
+    with pytest.raises(comparison.BrokenReferenceError):
         check(Subject(STAGE, broken, lambda x, w: x * w, "fp32", "cpu"), {"T": 3, "C": 3}, [0])
