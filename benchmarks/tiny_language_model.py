@@ -134,9 +134,7 @@ def main():
         runs = [in_its_own_process(toolkit, options.steps, checkpoint) for toolkit in options.toolkits]
     if options.json:
         options.json.write_text(json.dumps(runs))
-    print(
-        f"{'toolkit':10} {'first':>8} {'last 20':>8} {'of first toolkit, at most off':>30} {'checkpoint':>11} {'time':>8}"
-    )
+    print(f"{'toolkit':10} {'first':>8} {'last 20':>8} {'off at most':>12} {'checkpoint':>11} {'time':>8}")
     agree = True
     for run in runs:
         off = max(abs(one / first - 1) for one, first in zip(run["losses"], runs[0]["losses"], strict=True))
@@ -144,7 +142,7 @@ def main():
         agree &= off < 0.02 and math.isclose(run["loaded_loss"], runs[0]["loaded_loss"], rel_tol=1e-4)
         agree &= last < run["losses"][0]
         print(
-            f"{run['toolkit']:10} {run['losses'][0]:8.4f} {last:8.4f} {off:30.2e} {run['loaded_loss']:11.6f} {run['seconds']:7.1f}s"
+            f"{run['toolkit']:10} {run['losses'][0]:8.4f} {last:8.4f} {off:12.2e} {run['loaded_loss']:11.6f} {run['seconds']:7.1f}s"
         )
     return 0 if agree else 1
 
