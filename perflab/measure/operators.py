@@ -95,7 +95,10 @@ def _autograd_function(operator: Operator) -> type[torch.autograd.Function]:
             saved, needs = ctx.saved_tensors, list(ctx.needs_input_grad[: ctx.inputs])
             shown = list(cotangents[: len(cotangents) - hidden])
             found = backward(needs, shown, list(saved[: ctx.inputs]), list(saved[ctx.inputs :]), ctx.numbers)
-            return (*(one if need else None for one, need in zip(found, needs, strict=True)), *[None] * len(ctx.numbers))
+            return (
+                *(one if need else None for one, need in zip(found, needs, strict=True)),
+                *[None] * len(ctx.numbers),
+            )
 
     return Function
 
