@@ -227,7 +227,8 @@ def _config_backward(T, n, C, dtype, adds):
     streams = n if n <= 4 else 1
     width = 512 if n == 4 and dtype != torch.float32 else 256 if n <= 4 else 128
     block_c = min(width // streams, max(16, triton.next_power_of_2(C)))
-    block_t = 32 if n <= 4 and dtype == torch.bfloat16 and not adds else 16
+    # Wider blocks where registers hold them: not beside other terms, nor addresses of single elements.
+    block_t = 32 if n <= 4 and dtype == torch.bfloat16 and C % 8 == 0 and not adds else 16
     ranges = max(1, min(132 // (triton.cdiv(C, block_c) * (n // streams)), T // 512))
     steps = max(1, triton.cdiv(T, block_t * ranges))
     # Rounded up to four significant bits: steps are compiled in, and not every T should compile the kernel anew.
