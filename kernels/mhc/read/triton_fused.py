@@ -1,4 +1,4 @@
-"""Three launches: the product's parts, all coefficients from them in registers, the weighted sum; backward takes five."""
+"""Three launches: the product, all coefficients from its parts in registers, the weighted sum; backward takes six."""
 
 import torch
 import triton
@@ -123,9 +123,9 @@ def _normalise(M, n: tl.constexpr):
 
 @triton.jit
 def _normalise_backward(M, dM, p, q, n: tl.constexpr):
-    """From _normalise's result, its gradient and sums: its input M, and M * dM, the gradient of M's logarithm.
+    """From _normalise's result, its gradient and its sums: the gradient of its input, and of its input's logarithm.
 
-    A division M' = M / s has M = M' s and dM = (dM' - sum dM' M') / s, the sum along the axis that s sums.
+    A division M' = M / s has dM = (dM' - sum dM' M') / s, the sum along the axis that s sums.
     """
     columns, grads = (), ()
     for i in tl.static_range(n):
@@ -135,43 +135,41 @@ def _normalise_backward(M, dM, p, q, n: tl.constexpr):
     for i in tl.static_range(1, n):
         dot += grads[i] * columns[i]
     scale = 1.0 / p
-    before, d_before, d_logs = (), (), ()
+    d_before, d_logs = (), ()
     for i in tl.static_range(n):
-        before += (columns[i] * p,)
         d_before += ((grads[i] - dot) * scale,)
         d_logs += (columns[i] * (grads[i] - dot),)
-    return before, d_before, d_logs
+    return d_before, d_logs
 
 
 @triton.jit
-def _sinkhorn_backward(M, dM, iterations: tl.constexpr, SEGMENT: tl.constexpr, n: tl.constexpr):
-    """Gradient of the logits, from their exponentials M and the gradient of the last iteration's result.
-
-    Only the first matrix of each segment of iterations is held; a segment's sums are computed again when it is due.
-    """
-    SEGMENTS: tl.constexpr = (iterations + SEGMENT - 1) // SEGMENT
-    starts = (M,)
-    for _ in tl.static_range(SEGMENTS - 1):
-        for _ in range(SEGMENT):
-            M, _, _ = _normalise(M, n)
-        starts += (M,)
-    d_logs = dM
-    for back in tl.static_range(SEGMENTS):
-        M = starts[SEGMENTS - 1 - back]
-        p, q = (), ()
-        LENGTH: tl.constexpr = min(SEGMENT, iterations - (SEGMENTS - 1 - back) * SEGMENT)
-        for _ in tl.static_range(LENGTH):
-            M, p_step, q_step = _normalise(M, n)
-            p += (p_step,)
-            q += (q_step,)
-        for step in tl.static_range(LENGTH):
-            M, dM, d_logs = _normalise_backward(M, dM, p[LENGTH - 1 - step], q[LENGTH - 1 - step], n)
+def _sinkhorn_backward(M, dM, iterations: tl.constexpr, HALF: tl.constexpr, n: tl.constexpr):
+    """Gradient of the logits, from their exponentials M and the gradient of the last iteration's result."""
+    middle = M
+    for _step in range(HALF):
+        middle, _p, _q = _normalise(middle, n)
+    dM, d_logs = _iterations_backward(middle, dM, iterations - HALF, n)
+    if HALF > 0:
+        dM, d_logs = _iterations_backward(M, dM, HALF, n)
     return d_logs
+
+
+@triton.jit
+def _iterations_backward(start, dM, count: tl.constexpr, n: tl.constexpr):
+    """Each iteration is computed again from the start when it is due: registers cannot hold them all."""
+    d_logs = dM
+    for back in range(count):
+        M = start
+        for _step in range(count - 1 - back):
+            M, _p, _q = _normalise(M, n)
+        M, p, q = _normalise(M, n)
+        dM, d_logs = _normalise_backward(M, dM, p, q, n)
+    return dM, d_logs
 
 
 @triton.jit(do_not_specialize=["T"])
 def _coefficients_backward(
-    dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations: tl.constexpr, SEGMENT: tl.constexpr,
+    dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations: tl.constexpr,
     n: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     K: tl.constexpr = n * n + 2 * n
@@ -192,7 +190,7 @@ def _coefficients_backward(
         tl.load(dh_post + at, mask=mask, other=0.0) * (2.0 * slope_post),
     )
     dM = _rows(dh_res + (t * n * n)[:, None] + j[None, :], mask, n, n)
-    dh += _sinkhorn_backward(_exponentials(h, n), dM, iterations, SEGMENT, n)
+    dh += _sinkhorn_backward(_exponentials(h, n), dM, iterations, iterations // 2, n)
 
     # dm = a dh / r, dr = -sum_k a m dh / r^2
     if dm is not None:
@@ -259,7 +257,7 @@ def _gradients(needs, dx0, du, dh_post, dh_res, x, phi, a, b, h_pre, m, r, itera
     blocks, K = triton.cdiv(T, 32), n * n + 2 * n
     parts = phi.new_empty(blocks, K + 3) if needs[2] or needs[3] else None
     _coefficients_backward[(blocks,)](
-        dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations, 5, n, 32,
+        dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations, n, 32,
         num_warps=4 if n == 8 else 1, enable_fp_fusion=True,
     )  # fmt: skip
     da, db = (None, None) if parts is None else (torch.empty_like(a), torch.empty_like(b))
