@@ -226,6 +226,9 @@ def _config_backward(T, n, C, dtype, adds):
     """
     streams = n if n <= 4 else 1
     width = 512 if n == 4 and dtype != torch.float32 else 256 if n <= 4 else 128
+    if adds and C % 8:
+        # Addresses of single elements take the registers of half the columns.
+        streams, width = min(streams, 2), width // 2
     block_c = min(width // streams, max(16, triton.next_power_of_2(C)))
     # Wider blocks where registers hold them: not beside other terms, nor addresses of single elements.
     block_t = 32 if n <= 4 and dtype == torch.bfloat16 and C % 8 == 0 and not adds else 16
