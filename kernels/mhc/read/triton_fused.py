@@ -1,4 +1,4 @@
-"""Three launches: the product, all coefficients from its parts in registers, the weighted sum; backward takes six."""
+"""Three launches: the product, all coefficients from its parts in registers, the weighted sum; backward takes five."""
 
 import torch
 import triton
