@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from triton_cases import DTYPES, assert_near, assert_same, assert_tokens_apart, implementations, normal
+from triton_cases import (
+    DTYPES,
+    STREAM_BOUNDS,
+    assert_backward_in_every_setting,
+    assert_near,
+    assert_same,
+    assert_tokens_apart,
+    cotangents_of,
+    gradients,
+    implementations,
+    normal,
+    reference_gradients,
+)
 
 pytestmark = pytest.mark.parametrize("project", implementations("project"))
 
@@ -45,6 +57,54 @@ def check(project, x, phi, **params):
 )
 def test_against_fp64(project, T, n, C, dtype):
     check(project, *draw(T, n, C, dtype))
+
+
+@pytest.mark.parametrize(
+    ("T", "n", "C", "dtype"),
+    [
+        *[(T, 4, 130, "bf16") for T in (1, 3, 127, 129)],
+        *[(3, n, 257, dtype) for n in (1, 2, 4, 8) for dtype in DTYPES],
+        *[(40, 4, C, "bf16") for C in (1, 5)],
+        (2, 4, 1280, "bf16"),
+        # Several ranges of tokens, the last one shorter.
+        (1100, 4, 20, "bf16"),
+    ],
+)
+def test_gradients_against_fp64(project, T, n, C, dtype):
+    inputs = draw(T, n, C, dtype)
+    cotangents = cotangents_of(project, inputs)
+    (dx, dphi), expected = (gradients(project, inputs, cotangents), reference_gradients(reference, inputs, cotangents))
+    assert dx.dtype == DTYPES[dtype]
+    assert_near(dx, expected[0], *STREAM_BOUNDS[dtype])
+    assert_near(dphi, expected[1], *BOUNDS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient_of_phi_for_cotangents_with_all_their_bits(project, dtype):
+    # Of one token, with x = 1: nothing averages out what a cotangent would lose.
+    _, phi = draw(1, 4, 8)
+    x, dm = torch.ones(1, 4, 8, dtype=DTYPES[dtype]), normal(1, 24, seed=3)
+    _, dphi = gradients(project, (x, phi), (dm, torch.zeros(1)))
+    assert_near(dphi, dm.double().expand(32, 24), 1.5e-7, 3e-7)
+
+
+def test_gradients_of_no_tokens(project):
+    inputs = draw(0, 4, 40)
+    dx, dphi = gradients(project, inputs, cotangents_of(project, inputs))
+    assert dx.shape == (0, 4, 40)
+    assert dphi.eq(0).all()
+
+
+def test_backward_in_every_setting(project):
+    assert_backward_in_every_setting(project, draw(5, 4, 20, "fp32"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_keep_tokens_apart(project, dtype):
+    x, phi = draw(9, 4, 300, dtype)
+    dm, dr = cotangents_of(project, (x, phi))
+    for poisoned in ([0], [1, 2]):
+        assert_tokens_apart(lambda x, *given: gradients(project, (x, phi), given, frozen=(1,)), (x, dm, dr), poisoned)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
