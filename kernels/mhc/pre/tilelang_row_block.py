@@ -79,7 +79,8 @@ def weighted_sum_backward(n, C, dtype, wanted):
                     weights[i] = h_pre[t, i]
                 for i in T.unroll(n):
                     dh[i] = 0
-                for step in T.serial(T.ceildiv(C, threads * vector)):
+                # Unrolled, the loop would take registers from other blocks, whose loads hide more of the wait.
+                for step in T.unroll(T.ceildiv(C, threads * vector), annotations={"pragma_unroll_factor": 1}):
                     first = (step * threads + thread) * vector
                     if first < C:
                         for c in T.vectorized(vector):
