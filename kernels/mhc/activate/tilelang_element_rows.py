@@ -62,7 +62,6 @@ def coefficients_backward(n, wanted):
     tokens = T.dynamic("tokens", "int64")
     blocks = T.dynamic("blocks", "int64")
     K = n * n + 2 * n
-    starts = (0, n, 2 * n, K)
     dm_wanted, dr_wanted, sums_wanted = wanted
 
     @T.prim_func
@@ -79,36 +78,32 @@ def coefficients_backward(n, wanted):
         sums: T.Tensor((K + 3, blocks), "float32"),
     ):
         with T.Kernel(T.ceildiv(tokens, TOKENS), threads=THREADS) as block:
-            # g is the gradient of h, and gm = g m / r; rows of whole 16 bytes. What follows the last token is 0.
+            # g is the gradient of h, and gm = g m / r, whose last row takes its sums; rows of whole 16 bytes.
             g = alloc_shared((TOKENS, math.ceil(K / 4) * 4 + 4), "float32")
-            gm = alloc_shared((TOKENS, math.ceil(K / 4) * 4 + 4), "float32")
-            gm_sums = alloc_shared((K,), "float32")
+            gm = alloc_shared((TOKENS + 1, math.ceil(K / 4) * 4 + 4), "float32")
             total = T.alloc_local((1,), "float32")
             first = block * TOKENS
+            live = T.min(TOKENS, tokens - first)
             # h_pre = sigmoid(h): g[t, i] = dh_pre[t, i] e / (1 + e)^2 with e = exp(-|h|), which cancels nothing
             for t, i in T.Parallel(TOKENS, n):
                 if first + t < tokens:
                     ratio = m[first + t, i] / r[first + t]
-                    e = T.exp(-T.abs(a[0] * ratio + b[i]))
+                    h = a[0] * ratio + b[i]
+                    e = T.exp(-T.max(h, -h))
                     g[t, i] = dh_pre[first + t, i] * e / ((1 + e) * (1 + e))
                     gm[t, i] = g[t, i] * ratio
                     if dm_wanted:
                         dm[first + t, i] = g[t, i] * a[0] / r[first + t]
-                else:
-                    g[t, i] = 0
-                    gm[t, i] = 0
             # h_post = 2 sigmoid(h)
             for t, i in T.Parallel(TOKENS, n):
                 if first + t < tokens:
                     ratio = m[first + t, n + i] / r[first + t]
-                    e = T.exp(-T.abs(a[1] * ratio + b[n + i]))
+                    h = a[1] * ratio + b[n + i]
+                    e = T.exp(-T.max(h, -h))
                     g[t, n + i] = dh_post[first + t, i] * 2 * e / ((1 + e) * (1 + e))
                     gm[t, n + i] = g[t, n + i] * ratio
                     if dm_wanted:
                         dm[first + t, n + i] = g[t, n + i] * a[1] / r[first + t]
-                else:
-                    g[t, n + i] = 0
-                    gm[t, n + i] = 0
             # logits = h
             for t, k in T.Parallel(TOKENS, n * n):
                 if first + t < tokens:
@@ -116,36 +111,36 @@ def coefficients_backward(n, wanted):
                     gm[t, 2 * n + k] = g[t, 2 * n + k] * m[first + t, 2 * n + k] / r[first + t]
                     if dm_wanted:
                         dm[first + t, 2 * n + k] = g[t, 2 * n + k] * a[2] / r[first + t]
-                else:
-                    g[t, 2 * n + k] = 0
-                    gm[t, 2 * n + k] = 0
             # dr[t] = -1/r[t] sum_k a g[t, k] m[t, k] / r[t]
             if dr_wanted:
                 for t in T.Parallel(TOKENS):
                     if first + t < tokens:
                         total[0] = 0
-                        for gate in T.unroll(3):
-                            for k in T.serial(starts[gate], starts[gate + 1]):
-                                total[0] -= a[gate] * gm[t, k]
+                        for k in T.serial(n):
+                            total[0] -= a[0] * gm[t, k]
+                        for k in T.serial(n, 2 * n):
+                            total[0] -= a[1] * gm[t, k]
+                        for k in T.serial(2 * n, K):
+                            total[0] -= a[2] * gm[t, k]
                         dr[first + t] = total[0] / r[first + t]
             if sums_wanted:
                 # sums[k, block] = sum_t g[t, k], for db
                 for k in T.Parallel(K):
                     total[0] = 0
-                    for t in T.serial(TOKENS):
+                    for t in T.serial(live):
                         total[0] += g[t, k]
                     sums[k, block] = total[0]
                 # sums[K + gate, block] = sum_t sum_k gm[t, k] over the gate's k, for da
                 for k in T.Parallel(K):
                     total[0] = 0
-                    for t in T.serial(TOKENS):
+                    for t in T.serial(live):
                         total[0] += gm[t, k]
-                    gm_sums[k] = total[0]
+                    gm[TOKENS, k] = total[0]
                 for gate in T.Parallel(3):
                     total[0] = 0
                     for k in T.serial(K):
                         if (k >= n) + (k >= 2 * n) == gate:
-                            total[0] += gm_sums[k]
+                            total[0] += gm[TOKENS, k]
                     sums[K + gate, block] = total[0]
 
     return coefficients_backward
@@ -197,7 +192,7 @@ def _outputs(m, r, a, b):
 
 def _forward(m: Tensor, r: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     h_pre, h_post, logits = _outputs(m, r, a, b)
-    coefficients(N_OF_K[m.shape[1]])(m, r, a, b, h_pre, h_post, logits.view(len(m), -1))
+    coefficients(N_OF_K[m.shape[1]])(m, r, a, b, h_pre, h_post, logits.flatten(1))
     return h_pre, h_post, logits
 
 
@@ -209,7 +204,7 @@ def _backward(needs, dh_pre, dh_post, dlogits, m, r, a, b):
     sums_wanted = needs[2] or needs[3]
     sums = m.new_empty(K + 3, math.ceil(T / TOKENS))
     kernel = coefficients_backward(N_OF_K[K], (needs[0], needs[1], sums_wanted))
-    kernel(dh_pre, dh_post, dlogits.view(T, -1), m, r, a, b, dm, dr, sums)
+    kernel(dh_pre, dh_post, dlogits.flatten(1), m, r, a, b, dm, dr, sums)
     if sums_wanted:
         add_blocks(K)(sums, da, db)
     return dm, dr, da, db
