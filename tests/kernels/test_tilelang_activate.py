@@ -2,6 +2,14 @@
 
 import pytest
 import torch
+from gradient_cases import (
+    assert_backward_in_every_setting,
+    assert_same,
+    assert_tokens_apart,
+    cotangents_of,
+    gradients,
+    reference_gradients,
+)
 from tilelang_cases import RELATIVE_L2, TOKENS, global_accesses, load, needs_nvcc, relative_l2
 
 from perflab.measure.compile_report import cuda_source
@@ -61,14 +69,54 @@ def test_runs_agree_bit_for_bit():
     assert all(map(torch.equal, MODULE.activate(*given), MODULE.activate(*given)))
 
 
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize("std", [1, 8])
+def test_gradients_against_fp64(n, std):
+    for tokens in (*TOKENS[1:], 9000):
+        given = inputs(tokens, n, std)
+        cotangents = cotangents_of(MODULE.activate, given)
+        found = gradients(MODULE.activate, given, cotangents)
+        for name, gradient, want in zip("mrab", found, reference_gradients(reference, given, cotangents), strict=True):
+            # Of the few sums over all tokens, one may be small beside its terms.
+            assert relative_l2(gradient, want) <= (1e-5 if name in "ab" else RELATIVE_L2[torch.float32]), name
+
+
+def test_without_tokens_the_sums_over_tokens_are_zero():
+    given = inputs(0, 4)
+    dm, dr, da, db = gradients(MODULE.activate, given, cotangents_of(MODULE.activate, given))
+    assert dm.shape == (0, 24) and dr.shape == (0,)
+    assert (da == 0).all() and (db == 0).all()
+
+
+def test_gradients_saturate_without_nan():
+    m, r, a, b = inputs(3, 4)
+    m[0], m[1], m[2], r[2] = 1e4, -1e4, 0, 1e-10
+    cotangents = cotangents_of(MODULE.activate, (m, r, a, b))
+    found = gradients(MODULE.activate, (m, r, a, b), cotangents)
+    assert all(gradient.isfinite().all() for gradient in found)
+    assert (found[0][:2, :8] == 0).all()
+
+
+def test_backward_in_every_setting():
+    assert_backward_in_every_setting(MODULE.activate, inputs(70, 4))
+
+
+def test_gradients_keep_tokens_apart_and_have_the_same_bits_again():
+    m, r, a, b = given = inputs(9, 4)
+    cotangents = cotangents_of(MODULE.activate, given)
+    for poisoned in ([0], [0, 1]):
+        assert_tokens_apart(lambda *some: gradients(MODULE.activate, (*some, a, b), cotangents)[:2], (m, r), poisoned)
+    assert_same(gradients(MODULE.activate, given, cotangents), gradients(MODULE.activate, given, cotangents))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m, r, a, b: (m[:, :15], r, a, b[:15]), "K must be one of 3, 8, 24, 80"),
-        (lambda m, r, a, b: (m.half(), r, a, b), "m must be float32"),
-        (lambda m, r, a, b: (m, r[1:], a, b), r"r must have shape \[3\]"),
-        (lambda m, r, a, b: (m, r, a[:2], b), r"a must have shape \[3\]"),
-        (lambda m, r, a, b: (m, r, a, b.to("meta")), "b is on meta"),
+        (lambda m, r, a, b: (m[:, :15], r, a, b[:15]), "n in 1, 2, 4, 8"),
+        (lambda m, r, a, b: (m.half(), r, a, b), "m: expected .* torch.float32"),
+        (lambda m, r, a, b: (m, r[1:], a, b), r"r: expected \[3\]"),
+        (lambda m, r, a, b: (m, r, a[:2], b), r"a: expected \[3\]"),
+        (lambda m, r, a, b: (m, r, a, b.to("meta")), "on cpu; got .* on meta"),
     ],
 )
 def test_refuses_what_it_cannot_do(change, message):

@@ -2,6 +2,14 @@
 
 import pytest
 import torch
+from gradient_cases import (
+    assert_backward_in_every_setting,
+    assert_same,
+    assert_tokens_apart,
+    cotangents_of,
+    gradients,
+    reference_gradients,
+)
 from tilelang_cases import RELATIVE_L2, TOKENS, global_accesses, load, needs_nvcc, relative_l2
 
 from perflab.measure.compile_report import cuda_source
@@ -61,15 +69,51 @@ def test_runs_agree_bit_for_bit():
 
 
 @pytest.mark.parametrize(
+    ("T", "n", "C", "dtype"),
+    [
+        *[(T, 4, 100, torch.float32) for T in TOKENS],
+        *[(3, n, 257, torch.float32) for n in (1, 2, 8)],
+        *[(2, 4, C, torch.float32) for C in (1, 7168)],
+        (5, 4, 264, torch.float16),
+    ],
+)
+def test_gradients_against_fp64(T, n, C, dtype):
+    given = inputs(T, n, C, dtype)
+    cotangents = cotangents_of(MODULE.pre, given)
+    found = gradients(MODULE.pre, given, cotangents)
+    for one, gradient, want in zip(given, found, reference_gradients(reference, given, cotangents), strict=True):
+        assert gradient.dtype == one.dtype
+        assert relative_l2(gradient, want) <= RELATIVE_L2[one.dtype]
+
+
+def test_backward_in_every_setting():
+    assert_backward_in_every_setting(MODULE.pre, inputs(5, 4, 72))
+
+
+def test_gradients_keep_tokens_apart_and_have_the_same_bits_again():
+    given = inputs(9, 4, 100)
+    cotangents = cotangents_of(MODULE.pre, given)
+    for poisoned in range(len(given)):
+        assert_tokens_apart(lambda *some: gradients(MODULE.pre, some, cotangents), given, poisoned=[poisoned])
+    assert_same(gradients(MODULE.pre, given, cotangents), gradients(MODULE.pre, given, cotangents))
+
+
+def test_strided_inputs():
+    x, h_pre = inputs(5, 4, 100)
+    strided = x.transpose(0, 2).contiguous().transpose(0, 2)
+    assert_same(MODULE.pre(strided, h_pre.T.contiguous().T), MODULE.pre(x, h_pre))
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, h: (x[:, :3], h[:, :3]), "n must be one of 1, 2, 4, 8"),
-        (lambda x, h: (x[0], h), r"x must be \[T, n, C\]"),
-        (lambda x, h: (x.double(), h), "x must be one of bfloat16, float16, float32"),
-        (lambda x, h: (x, h.half()), "h_pre must be float32"),
-        (lambda x, h: (x, h[:2]), r"h_pre must have shape \[3, 4\]"),
-        (lambda x, h: (x, h.to("meta")), "h_pre is on meta"),
-        (lambda x, h: (x, h.T.contiguous().T), "h_pre must be contiguous"),
+        (lambda x, h: (x[:, :3], h[:, :3]), "n in 1, 2, 4, 8"),
+        (lambda x, h: (x[0], h), r"x: expected \[T, n, C\]"),
+        (lambda x, h: (x.double(), h), "bf16, fp16 or fp32"),
+        (lambda x, h: (x, h.half()), "h_pre: expected .* torch.float32"),
+        (lambda x, h: (x, h[:2]), r"h_pre: expected \[3, 4\]"),
+        (lambda x, h: (x, h.to("meta")), "on cpu; got .* on meta"),
+        (lambda x, h: (x[..., :0], h), r"x: expected \[T, n, C\]"),
     ],
 )
 def test_refuses_what_it_cannot_do(change, message):
@@ -87,3 +131,11 @@ def test_offsets_are_64_bits_wide():
 def test_each_byte_is_moved_once_in_16_byte_accesses(C, dtype):
     """Four streams, the token's four weights; one store.."""
     assert global_accesses(MODULE.weighted_sum(4, C, dtype)) == {("ld", 16): 4 + 1, ("st", 16): 1}
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("C", "dtype"), [(2560, "bfloat16"), (1920, "float32")])
+def test_backward_moves_each_byte_once_in_16_byte_accesses(C, dtype):
+    """The cotangent, four streams, the token's four weights; four rows stored, and what a thread stores of dh_pre."""
+    accesses = global_accesses(MODULE.weighted_sum_backward(4, C, dtype, (True, True)))
+    assert accesses == {("ld", 16): 1 + 4 + 1, ("st", 16): 4, ("st", 4): 1}

@@ -1,13 +1,19 @@
-"""One thread per token keeps its n x n matrix in registers through all iterations."""
+"""One thread per token keeps its n x n matrix in registers through all iterations, in backward its gradient too."""
 
 import tilelang.language as T
 import torch
+from torch import Tensor
 
-from perflab.measure.tile_kernel import sizes, tile_kernel
+from perflab import Unsupported
+from perflab.measure.operators import Operator
+from perflab.measure.tile_kernel import alloc_shared, tile_kernel
 
 REQUIRES = ("torch", "tilelang")
 
 THREADS = 64
+#: Backward keeps every step's sums in shared memory: small blocks fill it best, and this is what one may take.
+BACKWARD_THREADS = 32
+SHARED_BYTES = 227 * 1024
 
 
 @tile_kernel()
@@ -70,17 +76,142 @@ def balance(n, iterations):
     return balance
 
 
-def sinkhorn(logits, *, iterations=20):
-    """Balance exp(logits) by Sinkhorn-Knopp: columns first, rows last, no epsilon.
+@tile_kernel()
+def balance_backward(n, iterations):
+    """Gradient of the logits, exactly: the steps forward again, then back by the sums that they divided by."""
+    tokens = T.dynamic("tokens", "int64")
 
-    logits  [T, n, n] fp32
+    @T.prim_func
+    def balance_backward(
+        dh_res: T.Tensor((tokens, n, n), "float32"),
+        logits: T.Tensor((tokens, n, n), "float32"),
+        dlogits: T.Tensor((tokens, n, n), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(tokens, BACKWARD_THREADS), threads=BACKWARD_THREADS) as block:
+            column_sums = alloc_shared((iterations, n, BACKWARD_THREADS), "float32")
+            row_sums = alloc_shared((iterations, n, BACKWARD_THREADS), "float32")
+            M = T.alloc_local((n, n), "float32")
+            G = T.alloc_local((n, n), "float32")
+            total = T.alloc_local((1,), "float32")
+            largest = T.alloc_local((1,), "float32")
+            for lane in T.Parallel(BACKWARD_THREADS):
+                # Threads beyond the last token repeat it, and store nothing.
+                t = T.min(T.cast(block, "int64") * BACKWARD_THREADS + lane, tokens - 1)
+                for i in T.unroll(n):
+                    for j in T.vectorized(n):
+                        M[i, j] = logits[t, i, j]
+                # Columns by logarithms, as in the forward: M[i, j] <- logits[i, j] - log sum_i exp(logits[i, j])
+                for j in T.unroll(n):
+                    largest[0] = M[0, j]
+                    for i in T.unroll(1, n):
+                        largest[0] = T.max(largest[0], M[i, j])
+                    total[0] = 0
+                    for i in T.unroll(n):
+                        M[i, j] -= largest[0]
+                        total[0] += T.exp(M[i, j])
+                    for i in T.unroll(n):
+                        M[i, j] -= T.log(total[0])
+                # M[i, j] <- exp(M[i, j]) / sum_j exp(M[i, j]); a sum that is nothing beside the other rows' may be 0.
+                for i in T.unroll(n):
+                    largest[0] = M[i, 0]
+                    for j in T.unroll(1, n):
+                        largest[0] = T.max(largest[0], M[i, j])
+                    total[0] = 0
+                    for j in T.unroll(n):
+                        M[i, j] = T.exp(M[i, j] - largest[0])
+                        total[0] += M[i, j]
+                    row_sums[0, i, lane] = total[0] * T.exp(largest[0])
+                    total[0] = 1 / total[0]
+                    for j in T.unroll(n):
+                        M[i, j] *= total[0]
+                for step in T.serial(1, iterations):
+                    # M[i, j] <- M[i, j] / sum_i M[i, j]
+                    for j in T.unroll(n):
+                        total[0] = 0
+                        for i in T.unroll(n):
+                            total[0] += M[i, j]
+                        column_sums[step, j, lane] = total[0]
+                        total[0] = 1 / total[0]
+                        for i in T.unroll(n):
+                            M[i, j] *= total[0]
+                    # M[i, j] <- M[i, j] / sum_j M[i, j]
+                    for i in T.unroll(n):
+                        total[0] = 0
+                        for j in T.unroll(n):
+                            total[0] += M[i, j]
+                        row_sums[step, i, lane] = total[0]
+                        total[0] = 1 / total[0]
+                        for j in T.unroll(n):
+                            M[i, j] *= total[0]
+                # G is the gradient of log M. Through M' = M / s it is G = G' - M' sum(G'), which divides by nothing.
+                for i in T.unroll(n):
+                    for j in T.vectorized(n):
+                        G[i, j] = dh_res[t, i, j]
+                for i, j in T.grid(n, n):
+                    G[i, j] *= M[i, j]
+                for back in T.serial(iterations):
+                    # G[i, j] <- G[i, j] - M[i, j] sum_j G[i, j], then the M that this row step was given
+                    for i in T.unroll(n):
+                        total[0] = 0
+                        for j in T.unroll(n):
+                            total[0] += G[i, j]
+                        for j in T.unroll(n):
+                            G[i, j] -= M[i, j] * total[0]
+                            M[i, j] *= row_sums[iterations - 1 - back, i, lane]
+                    # G[i, j] <- G[i, j] - M[i, j] sum_i G[i, j], then the M that this column step was given
+                    for j in T.unroll(n):
+                        total[0] = 0
+                        for i in T.unroll(n):
+                            total[0] += G[i, j]
+                        for i in T.unroll(n):
+                            G[i, j] -= M[i, j] * total[0]
+                            if back < iterations - 1:
+                                M[i, j] *= column_sums[iterations - 1 - back, j, lane]
+                if T.cast(block, "int64") * BACKWARD_THREADS + lane < tokens:
+                    for i in T.unroll(n):
+                        for j in T.vectorized(n):
+                            dlogits[t, i, j] = G[i, j]
+
+    return balance_backward
+
+
+def _outputs(logits, iterations):
+    del iterations
+    return torch.empty_like(logits)
+
+
+def _forward(logits: Tensor, iterations: int) -> Tensor:
+    h_res = torch.empty_like(logits)
+    balance(logits.shape[1], iterations)(logits, h_res)
+    return h_res
+
+
+def _backward(needs, dh_res, logits, iterations):
+    del needs  # Only the logits' gradient can be wanted.
+    n = logits.shape[1]
+    if 4 * 2 * iterations * n * BACKWARD_THREADS > SHARED_BYTES:
+        raise Unsupported(f"the sums of {iterations} iterations at n = {n} do not fit shared memory")
+    dlogits = torch.empty_like(logits)
+    balance_backward(n, iterations)(dh_res, logits, dlogits)
+    return (dlogits,)
+
+
+_operator = Operator(_forward, _backward, _outputs)
+
+
+def sinkhorn(logits, *, iterations=20):
+    """Balance exp(logits) by Sinkhorn-Knopp: columns first, rows last, no epsilon; backward is exact.
+
+    logits  [T, n, n] fp32   n in 1, 2, 4, 8
     gives   [T, n, n] fp32   rows sum to 1 to rounding, columns nearly; finite for any finite logits
 
-    Fails: ValueError if n is not 1, 2, 4 or 8, or there is no iteration.
+    Fails: ValueError for any other shape or dtype, or less than one iteration; in backward Unsupported for iterations
+    whose sums do not fit shared memory, hundreds of them.
     """
-    _, n, _ = sizes(logits, "logits", "T n n", n=(1, 2, 4, 8))
+    if logits.dim() != 3 or logits.shape[1] not in (1, 2, 4, 8) or logits.shape[1] != logits.shape[2]:
+        raise ValueError(f"logits: expected [T, n, n] with n in 1, 2, 4, 8; got {list(logits.shape)}")
+    if logits.dtype != torch.float32:
+        raise ValueError(f"logits: expected torch.float32; got {logits.dtype}")
     if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, but is {iterations}")
-    h_res = torch.empty_like(logits)
-    balance(n, iterations)(logits, h_res)
-    return h_res
+        raise ValueError(f"iterations: expected at least 1; got {iterations}")
+    return _operator(logits, iterations)

@@ -1,14 +1,34 @@
-"""What the interpreted tests share: the implementations of a stage, inputs, and comparison with fp64."""
+"""What the interpreted tests share: the implementations of a stage, and bounds on errors against fp64."""
 
-import functools
-import warnings
 from pathlib import Path
 
 import pytest
 import torch
-import torch.utils.checkpoint
+from gradient_cases import (
+    assert_backward_in_every_setting,
+    assert_same,
+    assert_tokens_apart,
+    cotangents_of,
+    gradients,
+    normal,
+    reference_gradients,
+)
 
 from perflab.catalogue import load_module
+
+__all__ = [
+    "DTYPES",
+    "STREAM_BOUNDS",
+    "assert_backward_in_every_setting",
+    "assert_near",
+    "assert_same",
+    "assert_tokens_apart",
+    "cotangents_of",
+    "gradients",
+    "implementations",
+    "normal",
+    "reference_gradients",
+]
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 #: Bounds on the relative l2 error and on |out - ref| / (|ref| + rms(ref)), of results rounded to the stream dtype.
@@ -25,11 +45,6 @@ def _load(path, stage):
     return getattr(load_module(path), stage)
 
 
-def normal(*shape, dtype=torch.float32, std=1.0, seed=0):
-    """Normal values, the same on every run."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std).to(dtype)
-
-
 def assert_near(out, ref, relative_l2, elementwise):
     """Shape equal, and both errors against the fp64 reference within bounds; NaN is never near."""
     assert out.shape == ref.shape
@@ -39,87 +54,3 @@ def assert_near(out, ref, relative_l2, elementwise):
     l2 = (difference.norm() / ref.norm()).item()
     worst = (difference.abs() / (ref.abs() + ref.square().mean().sqrt())).max().item()
     assert l2 <= relative_l2 and worst <= elementwise, f"relative l2 {l2:.2e}, elementwise {worst:.2e}"
-
-
-def assert_same(first, second):
-    """Bitwise equal results, single or several."""
-    first, second = ((r,) if torch.is_tensor(r) else r for r in (first, second))
-    for one, two in zip(first, second, strict=True):
-        assert one.dtype == two.dtype
-        assert one.shape == two.shape
-        assert one.contiguous().view(torch.uint8).equal(two.contiguous().view(torch.uint8))
-
-
-def assert_tokens_apart(function, inputs, poisoned):
-    """A token of NaN and infinities in the inputs named by index changes no bit of another token's results."""
-    token = 2
-    before = function(*inputs)
-    bad = [tensor.clone() for tensor in inputs]
-    for index in poisoned:
-        flat = bad[index][token].view(-1) if bad[index].dim() > 1 else bad[index][token : token + 1]
-        flat.fill_(float("nan"))
-        flat[::2] = float("inf")
-    # The interpreter computes with NumPy, which would warn of the infinities that are meant here.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        after = function(*bad)
-    before, after = ((r,) if torch.is_tensor(r) else r for r in (before, after))
-    assert not all(dirty[token].isfinite().all() for dirty in after)
-    for clean, dirty in zip(before, after, strict=True):
-        others = [t for t in range(len(clean)) if t != token]
-        assert clean.isfinite().all()
-        assert_same(clean[others], dirty[others])
-
-
-def gradients(function, inputs, cotangents, frozen=()):
-    """Gradients of the inputs not frozen (by index), given the cotangent of every output."""
-    inputs = [t.detach().requires_grad_(i not in frozen) for i, t in enumerate(inputs)]
-    outputs = function(*inputs)
-    outputs = (outputs,) if torch.is_tensor(outputs) else outputs
-    return torch.autograd.grad(outputs, [t for t in inputs if t.requires_grad], cotangents)
-
-
-def cotangents_of(function, inputs, seed=9):
-    """Normal cotangents like the function's outputs."""
-    outputs = function(*inputs)
-    outputs = (outputs,) if torch.is_tensor(outputs) else outputs
-    return [normal(*t.shape, dtype=t.dtype, seed=seed + i) for i, t in enumerate(outputs)]
-
-
-def reference_gradients(reference, inputs, cotangents):
-    """Gradients of a reference in fp64, by autograd."""
-    return gradients(reference, [t.double() for t in inputs], [t.double() for t in cotangents])
-
-
-def assert_backward_in_every_setting(function, inputs):
-    """Whatever torch does around the function, the gradients' bits are those of a plain call.
-
-    Frozen inputs, cotangents with gaps and expanded ones, a retained graph, autocast, checkpoint, torch.compile.
-    """
-    cotangents = cotangents_of(function, inputs)
-    plain = gradients(function, inputs, cotangents)
-    for subset in range(1, 2 ** len(inputs) - 1):
-        frozen = [i for i in range(len(inputs)) if subset >> i & 1]
-        kept = [g for i, g in enumerate(plain) if i not in frozen]
-        assert_same(gradients(function, inputs, cotangents, frozen), kept)
-    gappy = [torch.stack([t, t], -1)[..., 0] for t in cotangents]
-    assert_same(gradients(function, inputs, gappy), plain)
-    ones = [t.new_ones(()).expand(t.shape) for t in cotangents]
-    assert_same(gradients(function, inputs, ones), gradients(function, inputs, [t.contiguous() for t in ones]))
-
-    def again(*given):
-        outputs = function(*given)
-        outputs = (outputs,) if torch.is_tensor(outputs) else outputs
-        first, second = (torch.autograd.grad(outputs, given, cotangents, retain_graph=True) for _ in range(2))
-        assert_same(first, second)
-        return outputs
-
-    assert_same(gradients(again, inputs, cotangents), plain)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_same(gradients(function, inputs, cotangents), plain)
-    checkpointed = functools.partial(torch.utils.checkpoint.checkpoint, function, use_reentrant=False)
-    assert_same(gradients(checkpointed, inputs, cotangents), plain)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert_same(gradients(compiled, inputs, cotangents), plain)
-    with torch.no_grad():
-        assert_same(function(*inputs), function(*[t.detach() for t in inputs]))
