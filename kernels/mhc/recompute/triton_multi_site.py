@@ -39,22 +39,35 @@ def _rebuild(
     streams = ()
     for i in tl.static_range(n):
         streams += (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
-    for site in tl.static_range(L):
-        # This site's f is asked for before anything is computed or stored.
-        if site + 1 < L:
-            f_t = tl.load(fs[site] + row, mask=mask, other=0.0).to(tl.float32)
-        # u_l[t] = sum_i h_pre_l[t, i] x_l[t, i]
-        u_t = _read(streams, h_pres[site] + t * n, live, n)
-        tl.store(us[site] + row, u_t.to(us[site].dtype.element_ty), mask=mask)
-        # x_{l+1}[t, i] = sum_j h_res_l[t, i, j] x_l[t, j] + h_post_l[t, i] f_l[t], rounded as it would be in memory
-        if site + 1 < L:
+    if L > 1:
+        # Not unrolled: the compiler's time grows with the cube of the number of loads and stores.
+        for site in range(L - 1):
+            x_next = _choose(xs, site, L - 1)
+            # All loads of a site stand before the first use, too.
+            f_t = tl.load(_choose(fs, site, L - 1) + row, mask=mask, other=0.0).to(tl.float32)
+            # u_l[t] = sum_i h_pre_l[t, i] x_l[t, i]
+            u_t = _read(streams, _choose(h_pres, site, L) + t * n, live, n)
+            tl.store(_choose(us, site, L) + row, u_t.to(x.dtype.element_ty), mask=mask)
+            # x_{l+1}[t, i] = sum_j h_res_l[t, i, j] x_l[t, j] + h_post_l[t, i] f_l[t], rounded as it would be in memory
+            h_post_t = _choose(h_posts, site, L - 1) + t * n
+            h_res_t = _choose(h_ress, site, L - 1) + t * (n * n)
             mixed = ()
             for i in tl.static_range(n):
-                y_i = _mix(streams, f_t, h_posts[site] + t * n, h_ress[site] + t * (n * n), live, i, n)
-                y_i = y_i.to(xs[site].dtype.element_ty)
-                tl.store(xs[site] + tile + i * C, y_i, mask=mask)
+                y_i = _mix(streams, f_t, h_post_t, h_res_t, live, i, n).to(x.dtype.element_ty)
+                tl.store(x_next + tile + i * C, y_i, mask=mask)
                 mixed += (y_i.to(tl.float32),)
             streams = mixed
+    u_t = _read(streams, h_pres[L - 1] + t * n, live, n)
+    tl.store(us[L - 1] + row, u_t.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _choose(pointers, site, count: tl.constexpr):
+    # pointers[site], for a site that is known only when the kernel runs
+    chosen = pointers[0]
+    for k in tl.static_range(1, count):
+        chosen = tl.where(site == k, pointers[k], chosen)
+    return chosen
 
 
 def recompute(x, f, h_pre, h_post, h_res):
