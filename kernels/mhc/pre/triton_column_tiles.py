@@ -26,12 +26,18 @@ def _pre(x, h_pre, u, T, C: tl.constexpr, n: tl.constexpr, BLOCK_T: tl.constexpr
     for i in tl.static_range(n):
         xs += (tl.load(x + tile + i * C, mask=mask, other=0.0).to(tl.float32),)
 
+    u_t = _read(xs, h_pre + t * n, live, n)
+    tl.store(u + (t * C)[:, None] + c[None, :], u_t.to(u.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _read(xs, h_pre_t, live, n: tl.constexpr):
     # u[t, c] = sum_i h_pre[t, i] x[t, i, c]
-    h_pre_t = h_pre + t * n
-    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
-    for i in tl.static_range(n):
-        total += tl.load(h_pre_t + i, mask=live, other=0.0)[:, None] * xs[i]
-    tl.store(u + (t * C)[:, None] + c[None, :], total.to(u.dtype.element_ty), mask=mask)
+    # Fused where written, not where a compiler likes: whoever calls this gets the same bits.
+    u_t = tl.load(h_pre_t, mask=live, other=0.0)[:, None] * xs[0]
+    for i in tl.static_range(1, n):
+        u_t = tl.fma(tl.load(h_pre_t + i, mask=live, other=0.0)[:, None], xs[i], u_t)
+    return u_t
 
 
 def _tile(C):
@@ -71,13 +77,13 @@ def _pre_backward(du, x, h_pre, dx, dh_pre, C: tl.constexpr, n: tl.constexpr, BL
             tl.store(dh_pre + t * n + i, tl.sum(dh[i], 0))
 
 
-def _outputs(x, h_pre):
+def _outputs(x, *_):
     return x.new_empty(x.shape[0], x.shape[2])
 
 
 def _forward(x: Tensor, h_pre: Tensor) -> Tensor:
     T, n, C = x.shape
-    u = _outputs(x, h_pre)
+    u = _outputs(x)
     block_t, block_c = _tile(C)
     blocks = triton.cdiv(T, block_t)
     # Tiles of one token follow each other, for the memory's rows; two axes, because one ends at 65535.

@@ -5,11 +5,15 @@ import torch
 from triton_cases import (
     DTYPES,
     STREAM_BOUNDS,
+    assert_backward_in_every_setting,
     assert_near,
     assert_same,
     assert_tokens_apart,
+    cotangents_of,
+    gradients,
     implementations,
     normal,
+    reference_gradients,
 )
 
 pytestmark = pytest.mark.parametrize("post_res", implementations("post_res"))
@@ -44,6 +48,44 @@ def test_against_fp64(post_res, T, n, C, dtype):
     y = post_res(*inputs)
     assert y.dtype == DTYPES[dtype]
     assert_near(y, reference(*inputs), *STREAM_BOUNDS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("T", "n", "C", "dtype"),
+    [
+        *[(T, 4, 130, "bf16") for T in (0, 1, 3, 129)],
+        *[(3, n, 257, dtype) for n in (1, 2, 4, 8) for dtype in DTYPES],
+        # Enough tokens that the rounding of few elements is near its mean.
+        *[(200, 4, C, "bf16") for C in (1, 5)],
+        *[(2, 4, C, "bf16") for C in (1280, 7168)],
+    ],
+)
+def test_gradients_against_fp64(post_res, T, n, C, dtype):
+    inputs = draw(T, n, C, dtype)
+    dy = cotangents_of(post_res, inputs)
+    found, refs = gradients(post_res, inputs, dy), reference_gradients(reference, inputs, dy)
+    assert [gradient.dtype for gradient in found] == [tensor.dtype for tensor in inputs]
+    for gradient, ref in zip(found[:2], refs[:2], strict=True):
+        assert_near(gradient, ref, *STREAM_BOUNDS[dtype])
+    for gradient, ref in zip(found[2:], refs[2:], strict=True):
+        assert_near(gradient, ref, 1e-6, 4e-6)
+
+
+def test_backward_in_every_setting(post_res):
+    assert_backward_in_every_setting(post_res, draw(5, 4, 72, "fp32"))
+
+
+@pytest.mark.parametrize("poisoned", [[0], [1], [2, 3]])
+def test_gradients_keep_tokens_apart(post_res, poisoned):
+    inputs = draw(9, 4, 300)
+    dy = cotangents_of(post_res, inputs)
+    assert_tokens_apart(lambda *given: gradients(post_res, given, dy), inputs, poisoned)
+
+
+def test_gradients_have_the_same_bits_again(post_res):
+    inputs = draw(9, 4, 300)
+    dy = cotangents_of(post_res, inputs)
+    assert_same(gradients(post_res, inputs, dy), gradients(post_res, inputs, dy))
 
 
 def test_same_bits_again(post_res):

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from triton_cases import assert_near, assert_same, assert_tokens_apart, implementations, normal
+from triton_cases import (
+    assert_backward_in_every_setting,
+    assert_near,
+    assert_same,
+    assert_tokens_apart,
+    cotangents_of,
+    gradients,
+    implementations,
+    normal,
+    reference_gradients,
+)
 
 pytestmark = pytest.mark.parametrize("sinkhorn", implementations("sinkhorn"))
 
@@ -45,6 +55,65 @@ def test_beyond_the_range_of_exp(sinkhorn):
     logits = normal(16, 4, 4, std=3.0)
     shifted = logits + torch.tensor([500.0, -500.0, 90.0, 0.0])
     assert_near(sinkhorn(shifted), reference(shifted), *BOUNDS)
+
+
+def assert_gradient_near(sinkhorn, logits, iterations=20, bounds=(1e-6, 1e-5)):
+    def of_logits(function):
+        return lambda given: function(given, iterations=iterations)
+
+    dh_res = cotangents_of(of_logits(sinkhorn), (logits,))
+    (dlogits,) = gradients(of_logits(sinkhorn), (logits,), dh_res)
+    assert dlogits.dtype == torch.float32
+    assert_near(dlogits, reference_gradients(of_logits(reference), (logits,), dh_res)[0], *bounds)
+
+
+@pytest.mark.parametrize(("std", "bounds"), [(1.0, (1e-5, 1e-4)), (3.0, (1e-5, 1e-4)), (8.0, (1e-3, 1e-2))])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_gradients_against_fp64(sinkhorn, n, std, bounds):
+    assert_gradient_near(sinkhorn, normal(67, n, n, std=std), bounds=bounds)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 19, 49])
+def test_gradients_of_iterations(sinkhorn, iterations):
+    assert_gradient_near(sinkhorn, normal(16, 4, 4, std=3.0), iterations, (1e-5, 1e-4))
+
+
+@pytest.mark.parametrize("T", [0, 1, 3, 129])
+def test_gradients_of_any_number_of_tokens(sinkhorn, T):
+    assert_gradient_near(sinkhorn, normal(T, 4, 4), bounds=(1e-5, 1e-4))
+
+
+def test_gradient_of_a_scalar_is_zero(sinkhorn):
+    logits = normal(5, 1, 1)
+    assert gradients(sinkhorn, (logits,), [torch.ones_like(logits)])[0].abs().max() <= 2e-7
+
+
+def test_gradients_of_equal_and_of_extreme_logits(sinkhorn):
+    logits = normal(3, 4, 4)
+    logits[0] = 0.7
+    logits[1] = torch.where(normal(4, 4, seed=3) > 0, 60.0, -60.0)
+    # A row of -60 alone would leave the range of fp32 beside columns of 60.
+    logits[1].fill_diagonal_(60.0)
+    assert_gradient_near(sinkhorn, logits, bounds=(1e-5, 1e-4))
+    assert_gradient_near(sinkhorn, logits[:1], bounds=(1e-5, 1e-4))
+    assert_gradient_near(sinkhorn, logits[1:2], bounds=(1e-5, 1e-4))
+
+
+def test_backward_in_every_setting(sinkhorn):
+    assert_backward_in_every_setting(sinkhorn, (normal(5, 4, 4, std=3.0),))
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_gradients_keep_tokens_apart(sinkhorn, n):
+    logits = normal(9, n, n)
+    dh_res = cotangents_of(sinkhorn, (logits,))
+    assert_tokens_apart(lambda given: gradients(sinkhorn, (given,), dh_res)[0], (logits,), poisoned=[0])
+
+
+def test_gradients_have_the_same_bits_again(sinkhorn):
+    logits = normal(40, 4, 4, std=3.0)
+    dh_res = cotangents_of(sinkhorn, (logits,))
+    assert_same(gradients(sinkhorn, (logits,), dh_res), gradients(sinkhorn, (logits,), dh_res))
 
 
 def test_zero_token(sinkhorn):
