@@ -142,7 +142,7 @@ def add_slices(K):
     return add_slices
 
 
-@tile_kernel(disable_warp_specialized=True)
+@tile_kernel()
 def differentiate(n, C, dtype, want_x, want_phi, joined):
     """Both gradients from one read of x: a block takes some columns of every stream and a range of the tokens.
 
@@ -156,6 +156,8 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
     exact = dtype != "float32"
     width = backward_width(n, dtype)
     rows = n * width
+    # A list is unrolled before TileLang looks for copies to overlap; it would not find them in a loop of its own.
+    streams = list(range(n))
     stages = 2 if joined and not exact else 3
 
     @T.prim_func
@@ -174,7 +176,7 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
         length: T.int32,
     ):
         with T.Kernel(T.ceildiv(C, width), ranges, threads=BACKWARD_THREADS) as (block, s):
-            x_tile = alloc_shared((STEP, n, width), dtype)
+            x_tile = alloc_shared((n, STEP, width), dtype)
             dm_tile = alloc_shared((STEP, columns), "float32")
             dm_high = alloc_shared((STEP, columns), "float32")
             dm_low = alloc_shared((STEP, columns), "float32")
@@ -184,7 +186,8 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                 phi_tile = alloc_shared((rows, columns), "float32")
                 r_tile = alloc_shared((STEP,), "float32")
                 dr_tile = alloc_shared((STEP,), "float32")
-                dx_tile = alloc_shared((STEP, n, width), dtype)
+                scale = alloc_shared((STEP,), "float32")
+                dx_tile = alloc_shared((n, STEP, width), dtype)
                 gradient = T.alloc_fragment((STEP, rows), "float32")
                 for w, k in T.Parallel(rows, columns):
                     if c0 + w % width < C and k < K:
@@ -192,7 +195,7 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                     else:
                         phi_tile[w, k] = 0
                 if joined:
-                    dx0_tile = alloc_shared((STEP, n, width), dtype)
+                    dx0_tile = alloc_shared((n, STEP, width), dtype)
                     h_pre_tile = alloc_shared((STEP, n), "float32")
                     du_tile = alloc_shared((STEP, width), dtype)
             if want_phi:
@@ -202,15 +205,24 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                 total = T.alloc_fragment((rows, columns), "float32")
                 for w, k in T.Parallel(rows, columns):
                     total[w, k] = 0
+            if not for_c_target():
+                # Threads read a column of eight rows at a time; unswizzled, those rows share their banks.
+                T.annotate_layout({x_tile: make_swizzled_layout(x_tile)})
+                if want_x and joined:
+                    T.annotate_layout(
+                        {dx0_tile: make_swizzled_layout(dx0_tile), du_tile: make_swizzled_layout(du_tile)}
+                    )
             for step in T.Pipelined(T.min(length, T.ceildiv(tokens, STEP) - first), num_stages=stages):
                 t0 = (first + step) * STEP
-                T.copy(x[t0, 0, c0], x_tile)
+                for i in streams:
+                    T.copy(x[t0 : t0 + STEP, i, c0 : c0 + width], x_tile[i, :, :])
                 T.copy(dm[t0, 0], dm_tile)
                 if want_x:
                     T.copy(r[t0], r_tile)
                     T.copy(dr[t0], dr_tile)
                     if joined:
-                        T.copy(dx0[t0, 0, c0], dx0_tile)
+                        for i in streams:
+                            T.copy(dx0[t0 : t0 + STEP, i, c0 : c0 + width], dx0_tile[i, :, :])
                         T.copy(h_pre[t0, 0], h_pre_tile)
                         T.copy(du[t0, c0], du_tile)
                 # tf32 keeps 11 of fp32's 24 significant bits: dm = high + low carries 22 of them.
@@ -219,31 +231,32 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                     dm_low[t, k] = dm_tile[t, k] - dm_high[t, k]
                 if want_x:
                     # dx[t, w] = sum_k dm[t, k] phi[w, k] + dr[t] x[t, w] / (n C r[t]), w for all of i, c
+                    for t in T.Parallel(STEP):
+                        if t0 + t < tokens:
+                            scale[t] = dr_tile[t] / (n * C * r_tile[t])
+                        else:
+                            scale[t] = 0
                     for t, w in T.Parallel(STEP, rows):
                         gradient[t, w] = 0
                     T.gemm(dm_low, phi_tile, gradient, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                     T.gemm(dm_high, phi_tile, gradient, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                     for t, w in T.Parallel(STEP, rows):
-                        if t0 + t < tokens:
-                            gradient[t, w] += (
-                                dr_tile[t]
-                                / (n * C * r_tile[t])
-                                * T.cast(x_tile[t, w // width, w % width], "float32")
-                            )
+                        gradient[t, w] += scale[t] * T.cast(x_tile[w // width, t, w % width], "float32")
                     if joined:
                         # dx[t, i, c] += dx0[t, i, c] + h_pre[t, i] du[t, c]
                         for t, w in T.Parallel(STEP, rows):
-                            gradient[t, w] += T.cast(dx0_tile[t, w // width, w % width], "float32")
+                            gradient[t, w] += T.cast(dx0_tile[w // width, t, w % width], "float32")
                             gradient[t, w] += h_pre_tile[t, w // width] * T.cast(du_tile[t, w % width], "float32")
                     for t, w in T.Parallel(STEP, rows):
-                        dx_tile[t, w // width, w % width] = T.cast(gradient[t, w], dtype)
-                    T.copy(dx_tile, dx[t0, 0, c0])
+                        dx_tile[w // width, t, w % width] = T.cast(gradient[t, w], dtype)
+                    for i in streams:
+                        T.copy(dx_tile[i, :, :], dx[t0 : t0 + STEP, i, c0 : c0 + width])
                 if want_phi:
                     # parts[s, w, k] = sum_t x[t, w] dm[t, k]. Tensor cores add one step, plain additions the steps.
                     for w, k in T.Parallel(rows, columns):
                         part[w, k] = 0
                     for w, t in T.Parallel(rows, STEP):
-                        high[w, t] = T.cast(x_tile[t, w // width, w % width], "float32")
+                        high[w, t] = T.cast(x_tile[w // width, t, w % width], "float32")
                     if not exact:
                         for w, t in T.Parallel(rows, STEP):
                             low[w, t] = high[w, t]
