@@ -16,9 +16,10 @@ TOKENS = 128
 DEPTH = 32
 THREADS = 128
 STAGES = 4
-#: Tokens of a step of backward, whose products tensor cores add; threads of its block.
+#: Tokens of a step of backward, whose products tensor cores add; threads and stages of its blocks.
 STEP = 16
 BACKWARD_THREADS = 256
+BACKWARD_STAGES = 3
 #: The bits of a fp32 number that tf32 keeps.
 TF32_BITS = 0xFFFFE000
 
@@ -158,7 +159,6 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
     rows = n * width
     # A list is unrolled before TileLang looks for copies to overlap; it would not find them in a loop of its own.
     streams = list(range(n))
-    stages = 2 if joined and not exact else 3
 
     @T.prim_func
     def differentiate(
@@ -212,7 +212,7 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                     T.annotate_layout(
                         {dx0_tile: make_swizzled_layout(dx0_tile), du_tile: make_swizzled_layout(du_tile)}
                     )
-            for step in T.Pipelined(T.min(length, T.ceildiv(tokens, STEP) - first), num_stages=stages):
+            for step in T.Pipelined(T.min(length, T.ceildiv(tokens, STEP) - first), num_stages=BACKWARD_STAGES):
                 t0 = (first + step) * STEP
                 for i in streams:
                     T.copy(x[t0 : t0 + STEP, i, c0 : c0 + width], x_tile[i, :, :])
@@ -315,9 +315,7 @@ def sliced(x, phi):
     D, K = n * C, n * n + 2 * n
     dtype = dtype_name(x, "x")
     slices, length = split(tokens, math.ceil(D / DEPTH), blocks_per_sm(K, dtype) * multiprocessors(x))
-    products, squares = (
-        x.new_empty(shape, dtype=torch.float32) for shape in ((slices, tokens, K), (slices, tokens))
-    )
+    products, squares = (x.new_empty(shape, dtype=torch.float32) for shape in ((slices, tokens, K), (slices, tokens)))
     multiply_slices(D, K, dtype)(x.view(tokens, D), phi, products, squares, length)
     return products, squares
 
