@@ -144,18 +144,18 @@ def add_slices(K):
 
 
 @tile_kernel()
-def differentiate(n, C, dtype, want_x, want_phi, joined):
+def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
     """Both gradients from one read of x: a block takes some columns of every stream and a range of the tokens.
 
-    With `joined`, x was also read by a weighted sum with h_pre and by others: the cotangents du and dx0 of both reach
-    dx here. Without, dx0, h_pre and du are not looked at.
+    With `was_read`, x also has the gradient h_pre du of a weighted sum, and with `used_later` dx0 of its later uses; a
+    tensor that is not wanted is not looked at.
     """
     tokens = T.dynamic("tokens", "int64")
     kept = T.dynamic("kept", "int64")
     K = n * n + 2 * n
     columns = math.ceil(K / 8) * 8
     exact = dtype != "float32"
-    width = backward_width(n, dtype)
+    width = backward_width(n, C, dtype)
     rows = n * width
     # A list is unrolled before TileLang looks for copies to overlap; it would not find them in a loop of its own.
     streams = list(range(n))
@@ -194,8 +194,9 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                         phi_tile[w, k] = phi[w // width, c0 + w % width, k]
                     else:
                         phi_tile[w, k] = 0
-                if joined:
+                if used_later:
                     dx0_tile = alloc_shared((n, STEP, width), dtype)
+                if was_read:
                     h_pre_tile = alloc_shared((STEP, n), "float32")
                     du_tile = alloc_shared((STEP, width), dtype)
             if want_phi:
@@ -208,10 +209,10 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
             if not for_c_target():
                 # Threads read a column of eight rows at a time; unswizzled, those rows share their banks.
                 T.annotate_layout({x_tile: make_swizzled_layout(x_tile)})
-                if want_x and joined:
-                    T.annotate_layout(
-                        {dx0_tile: make_swizzled_layout(dx0_tile), du_tile: make_swizzled_layout(du_tile)}
-                    )
+                if want_x and used_later:
+                    T.annotate_layout({dx0_tile: make_swizzled_layout(dx0_tile)})
+                if want_x and was_read:
+                    T.annotate_layout({du_tile: make_swizzled_layout(du_tile)})
             for step in T.Pipelined(T.min(length, T.ceildiv(tokens, STEP) - first), num_stages=BACKWARD_STAGES):
                 t0 = (first + step) * STEP
                 for i in streams:
@@ -220,9 +221,10 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                 if want_x:
                     T.copy(r[t0], r_tile)
                     T.copy(dr[t0], dr_tile)
-                    if joined:
+                    if used_later:
                         for i in streams:
                             T.copy(dx0[t0 : t0 + STEP, i, c0 : c0 + width], dx0_tile[i, :, :])
+                    if was_read:
                         T.copy(h_pre[t0, 0], h_pre_tile)
                         T.copy(du[t0, c0], du_tile)
                 # tf32 keeps 11 of fp32's 24 significant bits: dm = high + low carries 22 of them.
@@ -242,10 +244,12 @@ def differentiate(n, C, dtype, want_x, want_phi, joined):
                     T.gemm(dm_high, phi_tile, gradient, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                     for t, w in T.Parallel(STEP, rows):
                         gradient[t, w] += scale[t] * T.cast(x_tile[w // width, t, w % width], "float32")
-                    if joined:
-                        # dx[t, i, c] += dx0[t, i, c] + h_pre[t, i] du[t, c]
+                    # dx[t, i, c] += dx0[t, i, c] + h_pre[t, i] du[t, c]
+                    if used_later:
                         for t, w in T.Parallel(STEP, rows):
                             gradient[t, w] += T.cast(dx0_tile[w // width, t, w % width], "float32")
+                    if was_read:
+                        for t, w in T.Parallel(STEP, rows):
                             gradient[t, w] += h_pre_tile[t, w // width] * T.cast(du_tile[t, w % width], "float32")
                     for t, w in T.Parallel(STEP, rows):
                         dx_tile[w // width, t, w % width] = T.cast(gradient[t, w], dtype)
@@ -299,6 +303,7 @@ def add_parts(count):
 
 
 def _outputs(x, phi, eps):
+    del eps
     return x.new_empty(x.shape[0], phi.shape[1], dtype=torch.float32), x.new_empty(x.shape[0], dtype=torch.float32)
 
 
@@ -320,25 +325,33 @@ def sliced(x, phi):
     return products, squares
 
 
-def gradients(needs, x, phi, r, dm, dr, joined=None):
-    """dx and dphi as far as `needs` asks for them; `joined` is (dx0, h_pre, du), whose terms are added to dx."""
+def gradients(needs, x, phi, r, dm, dr, dx0=None, h_pre=None, du=None):
+    """dx and dphi as far as `needs` asks for them; where given, dx0 and h_pre du are added to dx."""
     tokens, n, C = x.shape
     dx, dphi = (torch.empty_like(tensor) if need else None for tensor, need in zip((x, phi), needs, strict=True))
     if tokens == 0:
         return dx, dphi if dphi is None else dphi.zero_()
     dtype = dtype_name(x, "x")
-    blocks = math.ceil(C / backward_width(n, dtype))
+    blocks = math.ceil(C / backward_width(n, C, dtype))
     ranges, length = split_tokens(math.ceil(tokens / STEP), blocks, multiprocessors(x))
+    rows = phi.view(n, C, -1)
+    parts = rows.new_empty(ranges, *rows.shape) if dphi is not None and ranges > 1 else None
     # Tensors of the right shape stand for those that the kernel does not look at.
-    dx0, h_pre, du = joined or (x, dm.view(-1)[: tokens * n].view(tokens, n), x.view(-1)[: tokens * C].view(tokens, C))
-    if dphi is None:
-        parts = phi.view(1, n, C, -1)
-    else:
-        parts = dphi.view(1, n, C, -1) if ranges == 1 else phi.new_empty(ranges, n, C, phi.shape[1])
-    differentiate(n, C, dtype, dx is not None, dphi is not None, joined is not None)(
-        x, phi.view(n, C, -1), r, dm, dr, dx0, h_pre, du, x if dx is None else dx, parts, ranges, length
+    differentiate(n, C, dtype, dx is not None, dphi is not None, du is not None, dx0 is not None)(
+        x,
+        rows,
+        r,
+        dm,
+        dr,
+        x if dx0 is None else dx0,
+        dm.view(-1)[: tokens * n].view(tokens, n) if h_pre is None else h_pre,
+        x.view(-1)[: tokens * C].view(tokens, C) if du is None else du,
+        x if dx is None else dx,
+        (phi if dphi is None else dphi).view(1, *rows.shape) if parts is None else parts,
+        ranges,
+        length,
     )
-    if dphi is not None and ranges > 1:
+    if parts is not None:
         add_parts(phi.numel())(parts.view(ranges, -1), dphi.view(-1))
     return dx, dphi
 
@@ -390,9 +403,14 @@ def split_tokens(steps, blocks, slots):
     return math.ceil(steps / length), length
 
 
-def backward_width(n, dtype):
-    """Columns of each stream in a block of backward: wide, because every block reads dm again."""
-    return (256 if n == 8 or dtype == "float32" else 512) // n
+def backward_width(n, C, dtype):
+    """Columns of each stream in a block of backward: wide, because every block reads dm again.
+
+    Fewer where registers are short: fp32 is held in halves, and rows without whole vectors are not copied by the TMA.
+    """
+    bits = 32 if dtype == "float32" else 16
+    rows = 256 if n == 8 or dtype == "float32" else 512
+    return (rows if C * bits % 128 == 0 else rows // 2) // n
 
 
 def block_tokens(K, dtype):
