@@ -8,7 +8,7 @@ from torch import Tensor
 
 from perflab import Unsupported
 from perflab.measure.operators import Operator
-from perflab.measure.tile_kernel import alloc_shared, dtype_name, for_c_target, row_split, tile_kernel
+from perflab.measure.tile_kernel import alloc_shared, dtype_name, tile_kernel
 
 from ..pre.tilelang_row_block import weighted_sum
 from ..project.tilelang_split_k import check, gradients, sliced
@@ -19,40 +19,41 @@ REQUIRES = ("torch", "tilelang")
 LANES = 32
 #: Shared memory that a block may have on Hopper, for the divisors of backward's normalisations.
 SHARED_BYTES = 200 * 1024
-#: Chunks of the blocks' parts of da and db that are added side by side.
+#: Threads that walk a token's columns.
+WALKERS = 128
+#: Chunks of a long sum, which are added side by side.
 CHUNKS = 32
 
 
 def first_steps(n):
     """The macro of Sinkhorn's first two normalisations: M <- exp(M) with columns, then rows of sum 1.
 
-    The columns' are taken by logarithms, and lse[j] = log sum_i exp(M[i, j]) is kept. Rows cancel a factor of their
-    own, so its maximum may leave before exp: no row can vanish whole.
+    The columns' are taken by logarithms. Rows cancel a factor of their own, so its maximum may leave before exp: no row
+    can vanish whole. rows[i] is what row i was divided by.
     """
 
     @T.macro
-    def first_steps(M, lse, total):
+    def first_steps(M, rows, total):
         for j in T.unroll(n):
-            lse[j] = M[0, j]
+            rows[0] = M[0, j]
             for i in T.unroll(1, n):
-                lse[j] = T.max(lse[j], M[i, j])
+                rows[0] = T.max(rows[0], M[i, j])
             total[0] = 0
             for i in T.unroll(n):
-                M[i, j] -= lse[j]
+                M[i, j] -= rows[0]
                 total[0] += T.exp(M[i, j])
             total[0] = T.log(total[0])
             for i in T.unroll(n):
                 M[i, j] -= total[0]
-            lse[j] += total[0]
         for i in T.unroll(n):
-            total[0] = M[i, 0]
+            rows[i] = M[i, 0]
             for j in T.unroll(1, n):
-                total[0] = T.max(total[0], M[i, j])
-            for j in T.unroll(n):
-                M[i, j] = T.exp(M[i, j] - total[0])
+                rows[i] = T.max(rows[i], M[i, j])
             total[0] = 0
             for j in T.unroll(n):
+                M[i, j] = T.exp(M[i, j] - rows[i])
                 total[0] += M[i, j]
+            rows[i] = total[0] * T.exp(rows[i])
             total[0] = 1 / total[0]
             for j in T.unroll(n):
                 M[i, j] *= total[0]
@@ -87,7 +88,7 @@ def coefficients(n, iterations):
             square = T.alloc_fragment((LANES,), "float32")
             h = alloc_shared((LANES, K + 1), "float32")
             M = T.alloc_local((n, n), "float32")
-            lse = T.alloc_local((n,), "float32")
+            rows = T.alloc_local((n,), "float32")
             total = T.alloc_local((1,), "float32")
             t0 = block * LANES
             # m[t, k] = sum_s products[s, t, k] and r[t] = sqrt(sum_s squares[s, t] / (n C) + eps)
@@ -122,7 +123,7 @@ def coefficients(n, iterations):
                     for i in T.unroll(n):
                         for j in T.unroll(n):
                             M[i, j] = a[2] * h[lane, 2 * n + i * n + j] / h[lane, K] + b[2 * n + i * n + j]
-                    start(M, lse, total)
+                    start(M, rows, total)
                     for _ in T.serial(iterations - 1):
                         for j in T.unroll(n):
                             total[0] = 0
@@ -145,11 +146,13 @@ def coefficients(n, iterations):
     return coefficients
 
 
-@tile_kernel()
+# Left to itself, TileLang loads fewer than 16 bytes at a time under a condition.
+@tile_kernel(enable_lower_ldgstg=True, enable_lower_ldgstg_predicated=True)
 def inner_products(n, C, dtype):
     """dh_pre[t, i] = sum_c du[t, c] x[t, i, c], by a block per token that walks C."""
     tokens = T.dynamic("tokens", "int64")
-    width, threads = row_split(C, dtype)
+    # 16 bytes, or the widest vector that does not reach over a row's end.
+    vector = math.gcd(C, 4 if dtype == "float32" else 8)
 
     @T.prim_func
     def inner_products(
@@ -157,31 +160,40 @@ def inner_products(n, C, dtype):
         du: T.Tensor((tokens, C), dtype),
         dh_pre: T.Tensor((tokens, n), "float32"),
     ):
-        with T.Kernel(tokens, threads=threads) as t:
-            streams = T.alloc_fragment((n, width), dtype)
-            cotangent = T.alloc_fragment((width,), dtype)
-            sums = T.alloc_fragment((n, width), "float32")
-            dh = T.alloc_fragment((n,), "float32")
-            for i, c in T.Parallel(n, width):
-                sums[i, c] = 0
-            for step in T.serial(T.ceildiv(C, width)):
-                for c in T.Parallel(width):
-                    cotangent[c] = du[t, step * width + c]
+        with T.Kernel(tokens, threads=WALKERS) as t:
+            of_thread = alloc_shared((n, WALKERS), "float32")
+            of_chunk = alloc_shared((n, CHUNKS), "float32")
+            streams = T.alloc_local((n, vector), dtype)
+            cotangent = T.alloc_local((vector,), dtype)
+            dh = T.alloc_local((n,), "float32")
+            total = T.alloc_local((1,), "float32")
+            for thread in T.Parallel(WALKERS):
                 for i in T.unroll(n):
-                    for c in T.Parallel(width):
-                        streams[i, c] = x[t, i, step * width + c]
-                for i in T.unroll(n):
-                    for c in T.Parallel(width):
-                        sums[i, c] += T.cast(cotangent[c], "float32") * T.cast(streams[i, c], "float32")
-            if for_c_target():
-                for i in T.Parallel(n):
                     dh[i] = 0
-                    for c in T.serial(width):
-                        dh[i] += sums[i, c]
-            else:
-                T.reduce_sum(sums, dh, dim=1)
+                for step in T.serial(T.ceildiv(C, WALKERS * vector)):
+                    first = (step * WALKERS + thread) * vector
+                    if first < C:
+                        for c in T.vectorized(vector):
+                            cotangent[c] = du[t, first + c]
+                        for i in T.unroll(n):
+                            for c in T.vectorized(vector):
+                                streams[i, c] = x[t, i, first + c]
+                        for i in T.unroll(n):
+                            for c in T.unroll(vector):
+                                dh[i] += T.cast(cotangent[c], "float32") * T.cast(streams[i, c], "float32")
+                for i in T.unroll(n):
+                    of_thread[i, thread] = dh[i]
+            # The threads' sums are added in chunks, and the chunks, in order.
+            for i, chunk in T.Parallel(n, CHUNKS):
+                total[0] = 0
+                for thread in T.serial(WALKERS // CHUNKS):
+                    total[0] += of_thread[i, thread * CHUNKS + chunk]
+                of_chunk[i, chunk] = total[0]
             for i in T.Parallel(n):
-                dh_pre[t, i] = dh[i]
+                total[0] = 0
+                for chunk in T.serial(CHUNKS):
+                    total[0] += of_chunk[i, chunk]
+                dh_pre[t, i] = total[0]
 
     return inner_products
 
@@ -197,6 +209,7 @@ def undo(n, iterations):
     tokens = T.dynamic("tokens", "int64")
     blocks = T.dynamic("blocks", "int64")
     K = n * n + 2 * n
+    sums = math.ceil((K + 3) / LANES) * LANES
     start = first_steps(n)
 
     @T.prim_func
@@ -217,11 +230,10 @@ def undo(n, iterations):
             dh = alloc_shared((LANES, K + 3), "float32")
             M = T.alloc_local((n, n), "float32")
             G = T.alloc_local((n, n), "float32")
-            lse = T.alloc_local((n,), "float32")
+            rows = T.alloc_local((n,), "float32")
             total = T.alloc_local((1,), "float32")
             inverse = T.alloc_local((1,), "float32")
             da = T.alloc_local((3,), "float32")
-            added = T.alloc_fragment((K + 3,), "float32")
             for lane in T.Parallel(LANES):
                 t = block * LANES + lane
                 for k in T.serial(K + 3):
@@ -231,8 +243,10 @@ def undo(n, iterations):
                     for i in T.unroll(n):
                         for j in T.unroll(n):
                             M[i, j] = a[2] * m[t, 2 * n + i * n + j] * inverse[0] + b[2 * n + i * n + j]
-                    start(M, lse, total)
-                    for step in T.serial(iterations - 1):
+                    start(M, rows, total)
+                    for i in T.unroll(n):
+                        divisors[0, n + i, lane] = rows[i]
+                    for step in T.serial(1, iterations):
                         for j in T.unroll(n):
                             total[0] = 0
                             for i in T.unroll(n):
@@ -256,23 +270,15 @@ def undo(n, iterations):
                         for j in T.unroll(n):
                             G[i, j] *= M[i, j]
                     for back in T.serial(iterations):
-                        # Rows: G[i, j] <- G[i, j] - M[i, j] sum_j G[i, j]
+                        # Rows: G[i, j] <- G[i, j] - M[i, j] sum_j G[i, j], and M as it was before they were divided
                         for i in T.unroll(n):
                             total[0] = 0
                             for j in T.unroll(n):
                                 total[0] += G[i, j]
                             for j in T.unroll(n):
                                 G[i, j] -= M[i, j] * total[0]
-                        # Columns: G[i, j] <- G[i, j] - M[i, j] sum_i G[i, j], with M before its rows were divided
-                        if back < iterations - 1:
-                            for i in T.unroll(n):
-                                for j in T.unroll(n):
-                                    M[i, j] *= divisors[iterations - 2 - back, n + i, lane]
-                        else:
-                            for i in T.unroll(n):
-                                for j in T.unroll(n):
-                                    total[0] = a[2] * m[t, 2 * n + i * n + j] * inverse[0] + b[2 * n + i * n + j]
-                                    M[i, j] = T.exp(total[0] - lse[j])
+                                M[i, j] *= divisors[iterations - 1 - back, n + i, lane]
+                        # Columns: G[i, j] <- G[i, j] - M[i, j] sum_i G[i, j], and M as it was before
                         for j in T.unroll(n):
                             total[0] = 0
                             for i in T.unroll(n):
@@ -281,7 +287,7 @@ def undo(n, iterations):
                                 G[i, j] -= M[i, j] * total[0]
                             if back < iterations - 1:
                                 for i in T.unroll(n):
-                                    M[i, j] *= divisors[iterations - 2 - back, j, lane]
+                                    M[i, j] *= divisors[iterations - 1 - back, j, lane]
                     # sigmoid' = sigmoid (1 - sigmoid); the logits' gradient is G
                     for i in T.unroll(n):
                         total[0] = 1 / (1 + T.exp(-(a[0] * m[t, i] * inverse[0] + b[i])))
@@ -304,13 +310,12 @@ def undo(n, iterations):
                         dh[lane, K + g] = da[g]
                     dr[t] = -(a[0] * da[0] + a[1] * da[1] + a[2] * da[2]) * inverse[0]
             # parts[block, k] = sum_t dh[t, k], parts[block, K + g] = sum_t da[t, g]
-            for k in T.Parallel(K + 3):
-                added[k] = 0
-            for lane in T.serial(LANES):
-                for k in T.Parallel(K + 3):
-                    added[k] += dh[lane, k]
-            for k in T.Parallel(K + 3):
-                parts[block, k] = added[k]
+            for k in T.Parallel(sums):
+                if k < K + 3:
+                    total[0] = 0
+                    for lane in T.serial(LANES):
+                        total[0] += dh[lane, k]
+                    parts[block, k] = total[0]
 
     return undo
 
@@ -319,34 +324,30 @@ def undo(n, iterations):
 def add_blocks(K):
     """db[k] = sum_s parts[s, k] and da[g] = sum_s parts[s, K + g]: by chunks of blocks, then the chunks."""
     blocks = T.dynamic("blocks", "int64")
+    sums = math.ceil((K + 3) / 32) * 32
 
     @T.prim_func
     def add_blocks(
         parts: T.Tensor((blocks, K + 3), "float32"), da: T.Tensor((3,), "float32"), db: T.Tensor((K,), "float32")
     ):
         with T.Kernel(1, threads=256):
-            sums = T.alloc_fragment((CHUNKS, K + 3), "float32")
-            chunks = alloc_shared((CHUNKS, K + 3), "float32")
-            added = T.alloc_fragment((K + 3,), "float32")
+            of_chunk = alloc_shared((CHUNKS, sums), "float32")
+            total = T.alloc_local((1,), "float32")
             length = T.ceildiv(blocks, CHUNKS)
-            for chunk, k in T.Parallel(CHUNKS, K + 3):
-                sums[chunk, k] = 0
-            for step in T.serial(length):
-                for chunk, k in T.Parallel(CHUNKS, K + 3):
-                    if chunk * length + step < blocks:
-                        sums[chunk, k] += parts[chunk * length + step, k]
-            for chunk, k in T.Parallel(CHUNKS, K + 3):
-                chunks[chunk, k] = sums[chunk, k]
-            for k in T.Parallel(K + 3):
-                added[k] = 0
-            for chunk in T.serial(CHUNKS):
-                for k in T.Parallel(K + 3):
-                    added[k] += chunks[chunk, k]
-            for k in T.Parallel(K + 3):
+            for chunk, k in T.Parallel(CHUNKS, sums):
+                if k < K + 3:
+                    total[0] = 0
+                    for step in T.serial(T.min(length, blocks - chunk * length)):
+                        total[0] += parts[chunk * length + step, k]
+                    of_chunk[chunk, k] = total[0]
+            for k in T.Parallel(sums):
+                total[0] = 0
+                for chunk in T.serial(CHUNKS):
+                    total[0] += of_chunk[chunk, k]
                 if k < K:
-                    db[k] = added[k]
-                else:
-                    da[k - K] = added[k]
+                    db[k] = total[0]
+                elif k < K + 3:
+                    da[k - K] = total[0]
 
     return add_blocks
 
