@@ -8,9 +8,10 @@ from tilelang.layout import make_swizzled_layout
 from torch import Tensor
 
 from perflab.measure.operators import Operator
-from perflab.measure.tile_kernel import alloc_shared, dtype_name, for_c_target, multiprocessors, sizes, tile_kernel
+from perflab.measure.tile_kernel import alloc_shared, dtype_name, for_c_target, multiprocessors, tile_kernel
 
 REQUIRES = ("torch", "tilelang")
+STREAMS = (torch.bfloat16, torch.float16, torch.float32)
 
 TOKENS = 128
 DEPTH = 32
@@ -367,11 +368,13 @@ _operator = Operator(_forward, _backward, _outputs, keeps=(1,))
 def project(x, phi, *, eps=1e-20):
     """Project a token's streams onto the coefficients, and take their root mean square, in one pass over x.
 
+    Backward too reads x once, for both gradients.
+
     x      [T, n, C]       stream dtype
     phi    [n*C, n*n+2*n]  fp32 that tf32 holds exactly
     gives  m [T, n*n+2*n], r [T], fp32: vec(x) phi and sqrt(sum x^2 / (n C) + eps)
 
-    Fails: ValueError if n is not 1, 2, 4 or 8.
+    Fails: ValueError for any other shape or dtype, or inputs on different devices.
     """
     check(x, phi)
     return _operator(x, phi, eps)
@@ -379,14 +382,16 @@ def project(x, phi, *, eps=1e-20):
 
 def check(x, phi):
     """What project and read want of their tensors. Fails: ValueError."""
-    _, n, C = sizes(x, "x", "T n C", n=(1, 2, 4, 8))
-    dtype_name(x, "x")
-    dtype_name(phi, "phi", ("float32",))
-    sizes(phi, "phi", "D K")
-    if list(phi.shape) != [n * C, n * n + 2 * n]:
-        raise ValueError(f"phi must have shape {[n * C, n * n + 2 * n]}, but has {list(phi.shape)}")
-    if phi.device != x.device:
-        raise ValueError(f"phi is on {phi.device}, but x on {x.device}")
+    if x.dim() != 3 or x.shape[1] not in (1, 2, 4, 8) or x.shape[2] < 1 or x.dtype not in STREAMS:
+        raise ValueError(f"x: expected [T, n, C] with n in 1, 2, 4, 8 in bf16, fp16 or fp32; got {_is(x)}")
+    _, n, C = x.shape
+    expected = [n * C, n * n + 2 * n]
+    if (list(phi.shape), phi.dtype, phi.device) != (expected, torch.float32, x.device):
+        raise ValueError(f"phi: expected {expected} torch.float32 on {x.device}; got {_is(phi)}")
+
+
+def _is(tensor):
+    return f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}"
 
 
 def split(tokens, steps, slots):

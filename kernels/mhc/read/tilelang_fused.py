@@ -426,7 +426,7 @@ def _check(x, phi, a, b, iterations):
     for name, tensor, size in (("a", a, 3), ("b", b, phi.shape[1])):
         found = list(tensor.shape), tensor.dtype, tensor.device
         if found != ([size], torch.float32, x.device):
-            raise ValueError(f"{name} must be [{size}] float32 on {x.device}, but is {' '.join(map(str, found))}")
+            raise ValueError(f"{name}: expected [{size}] torch.float32 on {x.device}; got {' '.join(map(str, found))}")
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, but is {iterations}")
     if iterations * 2 * x.shape[1] * LANES * 4 > SHARED_BYTES:
