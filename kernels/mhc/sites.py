@@ -135,9 +135,12 @@ class _KeepingInputs(torch.autograd.Function):
         return None, *(next(found) if need else None for need in needs)
 
 
-def run_stack(kit: Kit, x: Tensor, stacked: Sequence[Tensor], block: int | None, **options: Any) -> Tensor:
-    """x through L sites whose parameters are stacked: phi, a, b, the norm's weight, the layer function's gain."""
-    return run_sites(kit, list(stacked_sites(stacked, **options)), x, block)
+def run_stack(kit: Kit, x: Tensor, stacked: Sequence[Tensor], block: int, **options: Any) -> Tensor:
+    """x through L sites whose parameters are stacked: phi, a, b, the norm's weight, the layer function's gain.
+
+    block  sites that a recompute block has; 0, which a size can be and None cannot, keeps everything
+    """
+    return run_sites(kit, list(stacked_sites(stacked, **options)), x, block or None)
 
 
 def stacked_sites(stacked: Sequence[Tensor], eps: float, iterations: int) -> Iterator[Site]:
