@@ -142,7 +142,8 @@ def main():
         agree &= off < 0.02 and math.isclose(run["loaded_loss"], runs[0]["loaded_loss"], rel_tol=1e-4)
         agree &= last < run["losses"][0]
         print(
-            f"{run['toolkit']:10} {run['losses'][0]:8.4f} {last:8.4f} {off:12.2e} {run['loaded_loss']:11.6f} {run['seconds']:7.1f}s"
+            f"{run['toolkit']:10} {run['losses'][0]:8.4f} {last:8.4f} {off:12.2e} "
+            f"{run['loaded_loss']:11.6f} {run['seconds']:7.1f}s"
         )
     return 0 if agree else 1
 
