@@ -88,7 +88,7 @@ def _post_res_backward(
             dys += (tl.load(dy + row + i * C, mask=mask, other=0.0).to(tl.float32),)
         if dh_res is not None:
             for j in tl.static_range(n):
-                xs += (tl.load(x + row + j * C, mask=mask, other=0.0).to(tl.float32),)
+                xs += (tl.load(x + row + j * C, mask=mask, other=0.0),)
         if dh_post is not None:
             f_t = tl.load(f + t * C + c, mask=mask, other=0.0).to(tl.float32)
 
@@ -114,14 +114,16 @@ def _post_res_backward(
         # dh_res[t, i, j] = sum_c dy[t, i, c] x[t, j, c]
         if dh_res is not None:
             sums = ()
-            for i in tl.static_range(n):
-                for j in tl.static_range(n):
-                    sums += (res[i * n + j] + _sum_of_neighbours(dys[i] * xs[j], LANES, V),)
+            for j in tl.static_range(n):
+                x_j = xs[j].to(tl.float32)
+                for i in tl.static_range(n):
+                    sums += (res[j * n + i] + _sum_of_neighbours(dys[i] * x_j, LANES, V),)
             res = sums
     if dh_post is not None:
         tl.store(dh_post + t * n + tl.arange(0, n), tl.sum(_stack(post, n), 0))
     if dh_res is not None:
-        tl.store(dh_res + t * (n * n) + tl.arange(0, n * n), tl.sum(_stack(res, n * n), 0))
+        ji = tl.arange(0, n * n)
+        tl.store(dh_res + t * (n * n) + (ji % n) * n + ji // n, tl.sum(_stack(res, n * n), 0))
 
 
 @triton.jit
