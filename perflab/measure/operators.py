@@ -85,15 +85,22 @@ def _autograd_function(operator: Operator) -> type[torch.autograd.Function]:
             inputs = [value for value in arguments if isinstance(value, torch.Tensor)]
             ctx.numbers = [float(value) for value in arguments[len(inputs) :]]
             ctx.inputs = len(inputs)
+            # Outputs that nobody used, and the hidden ones, get no zeros made for them unless backward wants them.
+            ctx.set_materialize_grads(False)
             ctx.save_for_backward(*inputs, *(outputs[index] for index in keeps))
             if hidden:
                 ctx.mark_non_differentiable(*outputs[len(outputs) - hidden :])
-            return outputs if through is None else (arguments[through].view_as(arguments[through]), *outputs)
+            given = outputs if through is None else (arguments[through].view_as(arguments[through]), *outputs)
+            ctx.kinds = [(one.shape, one.dtype, one.device) for one in given[: len(given) - hidden]]
+            return given
 
         @staticmethod
-        def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
             saved, needs = ctx.saved_tensors, list(ctx.needs_input_grad[: ctx.inputs])
-            shown = list(cotangents[: len(cotangents) - hidden])
+            shown = [
+                torch.zeros(shape, dtype=dtype, device=device) if one is None else one
+                for one, (shape, dtype, device) in zip(cotangents, ctx.kinds, strict=False)
+            ]
             found = backward(needs, shown, list(saved[: ctx.inputs]), list(saved[ctx.inputs :]), ctx.numbers)
             return (
                 *(one if need else None for one, need in zip(found, needs, strict=True)),
