@@ -92,7 +92,8 @@ def test_gradients_against_fp64(n, std):
             given = (std * torch.randn(tokens, n, n),)
             cotangents = cotangents_of(ours, given)
             (found,), (want,) = gradients(ours, given, cotangents), reference_gradients(theirs, given, cotangents)
-            assert relative_l2(found, want) <= RELATIVE_L2[torch.float32]
+            # Over many tokens it is 3e-7; a gradient of one token may be small beside what it is the difference of.
+            assert relative_l2(found, want) <= (4e-7 if tokens > 100 else 1e-5)
 
 
 def test_gradients_where_logits_are_far_apart():
