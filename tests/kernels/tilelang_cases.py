@@ -1,6 +1,5 @@
 """What the TileLang tests share: loading an implementation by path, errors against fp64, the accesses nvcc emits."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from perflab.catalogue import load_module
 from perflab.measure import compile_report
 
 KERNELS = Path(__file__).parents[2] / "kernels"
@@ -22,10 +22,7 @@ RELATIVE_L2 = {torch.float32: 1e-6, torch.float16: 3e-4}
 
 def load(path):
     """The module of an implementation such as "mhc/pre/tilelang_row_block"."""
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), KERNELS / f"{path}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(KERNELS / f"{path}.py")
 
 
 def relative_l2(out, reference):

@@ -100,11 +100,11 @@ def recompute(x, f, h_pre, h_post, h_res):
     h_res   [L-1, T, n, n]  fp32           mixing matrices, [out, in]
     gives   xs [L-1, T, n, C], us [L, T, C], stream dtype: streams of all sites but the first, inputs of all layers
 
-    Every bit is that of pre/tilelang_row_block and post_res/tilelang_row_block, called in turn. No gradient: it rebuilds
-    what backward passes read.
+    Every bit is that of pre/tilelang_row_block and post_res/tilelang_row_block, called in turn. There is no gradient:
+    what is rebuilt is for backward passes to read.
 
-    Fails: ValueError if n is not 1, 2, 4 or 8, there is no site, or shapes, dtypes or devices do not fit; RuntimeError if
-    a gradient is expected.
+    Fails: ValueError if n is not 1, 2, 4 or 8, there is no site, or shapes, dtypes or devices do not fit; RuntimeError
+    if a gradient is expected.
     """
     tokens, n, C = sizes(x, "x", "T n C", n=(1, 2, 4, 8))
     sites, _, _ = sizes(h_pre, "h_pre", "L T n")
