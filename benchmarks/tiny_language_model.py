@@ -25,7 +25,7 @@ import perflab
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLKITS = ("eager", "compiled", "triton", "tilelang")
-C, STREAMS, HEADS, BLOCKS, SEQUENCE = 32, 4, 2, 1, 24
+C, STREAMS, HEADS, BLOCKS, SEQUENCE = 16, 4, 2, 1, 12
 LEARNING_RATE = 1e-2
 
 

@@ -19,6 +19,7 @@ from perflab.measure.compile_report import compile_for, cuda_source
 from perflab.measure.tile_kernel import NotExpressible
 
 MODULE = load_module(KERNELS / "mhc/project/tilelang_split_k.py")
+BACKWARD = load_module(KERNELS / "mhc/project/_tilelang_backward.py")
 RELATIVE_L2 = 2e-6
 
 
@@ -160,7 +161,7 @@ def test_gradients_keep_tokens_apart():
 def test_ranges_of_tokens_cover_every_step_and_fill_one_wave():
     for steps in (1, 7, 8, 512, 4096):
         for blocks in (1, 20, 200):
-            ranges, length = MODULE.split_tokens(steps, blocks, 132)
+            ranges, length = BACKWARD.split_tokens(steps, blocks, 132)
             assert (ranges - 1) * length < steps <= ranges * length
             assert ranges == 1 or (ranges * blocks <= 132 and length >= 8)
 
@@ -168,8 +169,8 @@ def test_ranges_of_tokens_cover_every_step_and_fill_one_wave():
 def test_backward_rereads_and_parts_are_a_tenth_of_the_compulsory_bytes():
     """n = 4, C = 2560, bf16, T = 8192: what column blocks and ranges of tokens read again or write in between."""
     T, n, C, K, stream, fp32 = 8192, 4, 2560, 24, 2, 4
-    blocks = -(-C // MODULE.backward_width(n, C, "bfloat16"))
-    ranges, _ = MODULE.split_tokens(T // MODULE.STEP, blocks, 132)
+    blocks = -(-C // BACKWARD.backward_width(n, C, "bfloat16"))
+    ranges, _ = BACKWARD.split_tokens(T // BACKWARD.STEP, blocks, 132)
     x, phi, dm, r = T * n * C * stream, n * C * K * fp32, T * K * fp32, T * fp32
     compulsory = 2 * x + 2 * phi + dm + 2 * r
     moved = 2 * x + ranges * phi + blocks * (dm + 2 * r) + 2 * ranges * phi + phi
@@ -177,7 +178,7 @@ def test_backward_rereads_and_parts_are_a_tenth_of_the_compulsory_bytes():
 
 
 def test_backward_copies_each_stream_once_by_tma_and_multiplies_on_tensor_cores():
-    source, _ = cuda_source(MODULE.differentiate(4, 2560, "bfloat16", True, True, False, False))
+    source, _ = cuda_source(BACKWARD.differentiate(4, 2560, "bfloat16", True, True, False, False))
     assert source.count("tma_load(x_desc") == 4
     assert source.count("tma_store(dx_desc") == 4
     assert "kTensorFloat32" in source
