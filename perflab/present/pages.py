@@ -37,7 +37,8 @@ class Chart:
 
     caption   the docstring's first line
     reading   the rest of it: how to read the chart, shown above it
-    function  (frame, about) -> figure, where the frame holds a row per record (`perflab.present.formats.frame`)
+    function  (frame, about) -> figure, where the frame holds a row per record (`perflab.present.formats.frame`);
+              None says that the run has nothing for this chart, which the page then leaves out
     """
 
     name: str
@@ -45,7 +46,7 @@ class Chart:
     reading: str
     path: Path
     order: int
-    function: Callable[[pandas.DataFrame, dict[str, Any]], go.Figure]
+    function: Callable[[pandas.DataFrame, dict[str, Any]], go.Figure | None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def build(run: store.Run, place: Workspace, out: Path) -> Path:
     derived = derive.derive(records, about, metrics)
     frame = formats.frame(records, derived)
     drawn = [_draw(chart, frame, about) for chart in charts(place.dashboards)]
-    page = _render(place, _content(records, about, table.blocks(records, derived, metrics)) | {"charts": drawn})
+    page = _render(
+        place,
+        _content(records, about, table.blocks(records, derived, metrics)) | {"charts": [one for one in drawn if one]},
+    )
     _check_folder(out)
     _write(out, {PLOTLY: _plotly()} | {name: _asset(place, name).encode() for name in ASSETS} | {INDEX: page.encode()})
     return out / INDEX
@@ -101,9 +105,11 @@ def _load(path: Path) -> Chart:
     return Chart(path.stem, caption, " ".join(reading.split()), path, getattr(module, "ORDER", 100), function)
 
 
-def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn:
+def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn | None:
     try:
         figure = chart.function(frame.copy(), about)
+        if figure is None:
+            return None
         if not isinstance(figure, go.Figure):
             raise TypeError(f"{chart.name} gave {type(figure).__name__}, not a plotly figure")
         # Inside a script element nothing may look like its end; JSON may write < and > as escapes.

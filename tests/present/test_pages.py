@@ -180,6 +180,19 @@ def test_a_workspace_with_one_chart_of_its_own_has_a_page(tmp_path: Path) -> Non
     assert re.findall(r'id="chart-(\w+)"', page) == ["own"]
 
 
+def test_a_chart_that_gives_none_is_left_out_of_the_page_and_of_its_contents(tmp_path: Path) -> None:
+    for folder in ("kernels", "suites", "dashboards"):
+        (tmp_path / folder).mkdir()
+    body = "import plotly.graph_objects as go\n\n\ndef {0}(frame, about):\n    return go.Figure() if {1} else None\n"
+    for name, condition in (("kept", "len(frame) == 8"), ("left_out", "len(frame) == 9")):
+        (tmp_path / f"dashboards/{name}.py").write_text('"""Mine."""\n' + body.format(name, condition))
+    results = made.write(tmp_path, made.every_kind())
+    assert command("dashboard", "build", "--workspace", tmp_path, "--results", results, "--out", tmp_path / "site") == 0
+    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert 'id="figure-kept"' in page and 'href="#chart-kept"' in page
+    assert "left_out" not in page
+
+
 def test_the_page_is_built_again_over_itself_and_other_files_stay(tmp_path: Path) -> None:
     first = build(tmp_path, made.every_kind())
     (tmp_path / "site/mine.txt").write_text("keep")
