@@ -8,7 +8,7 @@ from perflab.measure.check import Subject, Wrong, check
 from tests.conftest import ROOT
 
 STAGES = discover(ROOT / "kernels").stages
-SHAPE = {"T": 96, "n": 4, "C": 320}
+SHAPE = {"T": 96, "n": 4, "C": 320, "L": 3, "L_r": 2, "t_max": 20, "s": 3}
 SEEDS = range(20)
 
 
@@ -62,12 +62,16 @@ def rounded_once(stage, dtype):
 
 @pytest.mark.parametrize("name", STAGES)
 def test_bounds_lie_near_what_rounding_alone_costs(name):
-    """A bound that a correctly rounded answer uses less than a thousandth of is no bound in that dtype."""
+    """A bound that a correctly rounded answer uses less than a thousandth of is no bound in that dtype.
+
+    An answer that is a number of its dtype, such as 1, costs nothing; then the least that rounding usually costs counts.
+    """
+    least = torch.finfo(torch.float32).eps / 8
     stage = STAGES[name]
     for dtype in stage.contract.dtypes:
         accuracy = check(rounded_once(stage, dtype), shape_of(stage), [0])
         for error in accuracy.outputs.values():
-            assert error.relative_l2_error <= error.tolerance_l2 <= 1000 * error.relative_l2_error
+            assert error.relative_l2_error <= error.tolerance_l2 <= 1000 * max(error.relative_l2_error, least)
 
 
 @pytest.mark.parametrize("stem", ["one_iteration_short", "row_first", "row_maximum"])
