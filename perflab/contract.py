@@ -85,15 +85,20 @@ class Tolerance:
     relative_l2   bound on ||out - ref||_2 / ||ref||_2
     elementwise   bound on |out - ref| / (|ref| + scale) at every element, where scale is the reference's root mean
                   square: an absolute allowance for elements near zero, a relative one for large ones
+    absolute      errors up to this count as none, and larger ones less by it: what rounding leaves of an output that
+                  is a difference of rounded numbers, and may be all of it
     """
 
     relative_l2: float
     elementwise: float
+    absolute: float = 0.0
 
     def __post_init__(self) -> None:
         for bound in (self.relative_l2, self.elementwise):
             if not 0 < bound < math.inf:
                 raise ValueError(f"a tolerance is a finite number above 0, not {bound}")
+        if not 0 <= self.absolute < math.inf:
+            raise ValueError(f"an absolute allowance is a finite number of at least 0, not {self.absolute}")
 
 
 @dataclass(frozen=True)

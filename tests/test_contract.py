@@ -66,6 +66,12 @@ def test_a_tolerance_is_finite_and_above_zero(bad):
         Tolerance(1, bad)
 
 
+@pytest.mark.parametrize("bad", [-1e-6, float("nan"), float("inf")])
+def test_an_absolute_allowance_is_finite_and_not_below_zero(bad):
+    with pytest.raises(ValueError, match="finite number of at least 0"):
+        Tolerance(1, 1, bad)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

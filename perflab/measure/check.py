@@ -102,7 +102,7 @@ def check_in_place(subject: Subject, work: Work, shape: Shape, seed: int) -> Acc
 
 def new_sums(subject: Subject) -> dict[str, Sums]:
     """Nothing compared yet."""
-    return {name: Sums() for name in _specs(subject)}
+    return {name: Sums(subject.stage.tolerance(subject.dtype, name).absolute) for name in _specs(subject)}
 
 
 def compare(subject: Subject, work: Work, shape: Shape, sums: Mapping[str, Sums]) -> dict[str, torch.Tensor]:

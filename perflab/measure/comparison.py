@@ -25,8 +25,9 @@ class BrokenReferenceError(RuntimeError):
 
 @dataclass
 class Sums:
-    """Running sums of one result's error over chunks and draws."""
+    """Running sums of one result's error over chunks and draws, beyond what its tolerance allows absolutely."""
 
+    absolute: float = 0.0
     max_abs: float = 0.0
     error_square: float = 0.0
     reference_square: float = 0.0
@@ -41,6 +42,7 @@ class Sums:
         error = (result.double() - reference).abs_()
         scale = reference.square().mean().sqrt()
         self.max_abs = max(self.max_abs, error.max().item())
+        error.sub_(self.absolute).clamp_min_(0)
         self.elementwise = max(self.elementwise, (error / (reference.abs() + scale).clamp_min(1e-300)).max().item())
         self.error_square += error.square_().sum().item()
         self.reference_square += reference.square().sum().item()

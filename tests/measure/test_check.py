@@ -1,5 +1,7 @@
 """The check: every token is compared, whatever the chunk; memory starts as NaN; draws differ."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -71,6 +73,21 @@ def test_answers_that_differ_between_two_calls_are_noted():
         return x * w * (1 + 1e-7 * (len(calls) % 2))
 
     assert check(subject(function), {"T": 3, "C": 3}, [0]).deterministic is False
+
+
+@pytest.mark.parametrize(("off", "passes"), [(0.9e-3, True), (1.1e-3, False)])
+def test_an_absolute_allowance_covers_what_rounding_leaves_of_a_difference_and_no_more(off, passes):
+    tolerances = {"fp32": {"y": Tolerance(1e-6, 1e-5, absolute=1e-3)}}
+    lenient = Subject(
+        dataclasses.replace(STAGE, tolerances=tolerances), reference, lambda x, w: x * w + off, "fp32", "cpu"
+    )
+    if passes:
+        error = check(lenient, {"T": 30, "C": 3}, [0]).outputs["y"]
+        assert error.relative_l2_error == error.elementwise_error == 0
+        assert error.max_abs_error == pytest.approx(off, rel=1e-3), "what is allowed is recorded all the same"
+    else:
+        with pytest.raises(Wrong, match="relative l2 error"):
+            check(lenient, {"T": 30, "C": 3}, [0])
 
 
 def test_the_settings_of_torch_are_as_before():

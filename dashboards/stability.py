@@ -1,0 +1,152 @@
+"""Gain of the composite mixing matrix over all sites, and how far single matrices are from doubly stochastic.
+
+Above: the backward gain, the largest column sum of the product of all sites' matrices, as a mean over tokens; the
+forward gain is in the label under the pointer. Unconstrained hyper-connections (gain_hc) iterate nothing, so their
+lines run across. Below: the largest |column sum - 1| of a single matrix. Implementations that agree show as rings
+around one another. The grey long dashes are the paper's, of a trained model; all else is measured, of random matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas
+import plotly.graph_objects as go
+
+from perflab.present import panels
+
+ORDER = 3
+STAGES = ("gain", "gain_hc")
+ITERATIONS = "t_max"
+#: arXiv 2512.24880, figures 3 and 7: composite gains of the trained 27B models, 60 sites.
+PAPER = (("paper, HC: about 3000", 3000.0), ("paper, mHC: at most about 1.6", 1.6))
+DASHES = ("dot", "dash", "solid", "dashdot")
+#: The first implementation's mark, and what each further one, which may lie on it, is wider.
+SIZE, WIDER = 6, 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cases of one stage and implementation that differ in iterations only.
+
+    label  what tells it from the implementation's other lines: "s=8"
+    order  of the label among those of the stage, and of the implementation among the stage's
+    """
+
+    label: str
+    order: tuple[int, int]
+    cases: list[Any]
+
+
+def stability(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+    """Two panels over the iterations; None for a run without the stages that have gains."""
+    own = frame[[stage.rpartition("/")[2] in STAGES for stage in frame["stage"]]]
+    if own.empty:
+        return None
+    cases = list(own.itertuples(index=False))
+    iterations = sorted({case.sizes[ITERATIONS] for case in cases if ITERATIONS in case.sizes}) or [1]
+    figure = _lay_out(iterations)
+    across = [iterations[0], max(iterations[-1], iterations[0] + 1)]
+    for line in _lines([case for case in cases if _recorded(case)]):
+        _draw(figure, line, "gain_backward", across, "")
+        if ITERATIONS in line.cases[0].sizes:
+            _draw(figure, line, "column_error", across, "2")
+    for text, gain in PAPER:
+        _draw_paper(figure, text, gain, across)
+    without = [case for case in cases if not _recorded(case)]
+    notes = [f"{panels.unmeasured(case) or 'gains not recorded'}: {_name(case)} {case.shape}" for case in without]
+    figure.layout.meta = {"notes": notes}
+    return figure
+
+
+def _recorded(case: Any) -> bool:
+    return {"gain_backward", "column_error"} <= set(case.observed)
+
+
+def _lines(cases: list[Any]) -> Iterator[Line]:
+    """The cases, by stage, implementation and every dimension but the iterations."""
+    for stage in dict.fromkeys(case.stage for case in cases):
+        members = [case for case in cases if case.stage == stage]
+        dims = [dim for dim in members[0].sizes if dim != ITERATIONS]
+        telling = [dim for dim in dims if dim == "s" or len({case.sizes[dim] for case in members}) > 1]
+        found: dict[tuple[str, str], list[Any]] = {}
+        for case in sorted(members, key=lambda case: [case.sizes[dim] for dim in (*telling, *case.sizes)]):
+            label = " ".join(f"{dim}={case.sizes[dim]}" for dim in telling)
+            found.setdefault((label, case.implementation), []).append(case)
+        labels = list(dict.fromkeys(label for label, _ in found))
+        names = list(dict.fromkeys(case.implementation for case in members))
+        for (label, name), together in found.items():
+            yield Line(label, (labels.index(label), names.index(name)), together)
+
+
+def _draw(figure: go.Figure, line: Line, what: str, across: list[int], panel: str) -> None:
+    """One line of marks; the first implementation's has its numbers written at its left end."""
+    first, (label, name) = line.cases[0], line.order
+    iterated = ITERATIONS in first.sizes
+    cases = line.cases if iterated else [first, first]
+    x = [case.sizes[ITERATIONS] for case in cases] if iterated else across
+    common = {"xaxis": f"x{panel}", "yaxis": f"y{panel}", "showlegend": False}
+    figure.add_scatter(
+        name=what, mode="lines+markers", hoverinfo="text", x=x, y=[case.observed[what] for case in cases],
+        line={"color": panels.colour(first), "width": 1.5, "dash": DASHES[label % len(DASHES)]},
+        marker={"symbol": "circle-open" if name else "circle", "size": SIZE + WIDER * name, "line": {"width": 2}},
+        hovertext=[_hover(case) for case in cases], **common,
+    )  # fmt: skip
+    if not name:
+        text = f"{first.stage.rpartition('/')[2]} {line.label}: {first.observed[what]:.3g} {_stem(first)}"
+        figure.add_scatter(
+            name="values", mode="text", hoverinfo="skip", x=x[:1], y=[first.observed[what]], cliponaxis=False,
+            text=[panels.plain(text)], textposition="top right", **common,
+        )  # fmt: skip
+
+
+def _draw_paper(figure: go.Figure, text: str, gain: float, across: list[int]) -> None:
+    """A quoted number, dashed, with its text at the right end."""
+    figure.add_scatter(
+        name="paper", mode="lines+text", hoverinfo="skip", showlegend=False, x=across, y=[gain, gain],
+        line={"dash": "longdash", "width": 1.5, "color": panels.GREY}, text=["", text], textposition="top left",
+        cliponaxis=False,
+    )  # fmt: skip
+
+
+def _lay_out(iterations: list[int]) -> go.Figure:
+    figure = go.Figure()
+    left, right = math.log10(iterations[0]) - 0.05, math.log10(max(iterations[-1], iterations[0] + 1)) + 0.05
+    still = {"fixedrange": True, "zeroline": False, "type": "log"}
+    along = {
+        **still,
+        "range": (left, right),
+        "tickvals": iterations,
+        "title": {"text": "iterations of Sinkhorn (t_max)"},
+    }
+    up = {**still, "exponentformat": "power", "dtick": 1}
+    figure.update_layout(
+        height=760, margin={"l": 8, "r": 8, "t": 24, "b": 8}, template="none", hovermode="closest", dragmode=False,
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 12},
+        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+        xaxis={**along, "anchor": "y"}, xaxis2={**along, "anchor": "y2"},
+        yaxis={**up, "domain": (0.46, 1), "automargin": True, "title": {"text": "backward gain"}},
+        yaxis2={**up, "domain": (0, 0.34), "anchor": "x2", "automargin": True, "title": {"text": "column error"}},
+    )  # fmt: skip
+    return figure
+
+
+def _hover(case: Any) -> str:
+    """Everything observed, on what, by whom; and on how many tokens, where that is fewer than the shape says."""
+    fewer = [said for said in case.warnings.split(" | ") if said.startswith("checked at")]
+    numbers = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in case.observed.items()]
+    return panels.hover(
+        _name(case), f"{case.shape} {case.dtype}", *numbers, f"mean over tokens; {case.execution}", *fewer
+    )
+
+
+def _name(case: Any) -> str:
+    return panels.clip(case.implementation, 80)
+
+
+def _stem(case: Any) -> str:
+    return panels.clip(case.implementation.rpartition("/")[2], 30)
