@@ -16,7 +16,7 @@ from torch import Tensor
 class Kit:
     """What a toolkit brings to a site, each function from the file named; loaded when first used.
 
-    read     (x, phi, a, b, eps, iterations) -> x for its further uses, u, h_pre (no gradient), h_post, h_res
+    read     (x, phi, a, b, *, eps, iterations) -> x for its further uses, u, h_pre (no gradient), h_post, h_res
     write    (x, f, h_post, h_res) -> y
     rebuild  (x, fs, h_pres, h_posts, h_ress) -> the streams of all sites but the first, the reads of all
     """
@@ -71,7 +71,7 @@ class Site:
 
 def run_site(kit: Kit, site: Site, x: Tensor) -> Tensor:
     """x [T, n, C] through one site."""
-    x, u, _, h_post, h_res = kit.read(x, site.phi, site.a, site.b, site.eps, site.iterations)
+    x, u, _, h_post, h_res = kit.read(x, site.phi, site.a, site.b, eps=site.eps, iterations=site.iterations)
     return kit.write(x, site.F(site.norm(u) if site.norm else u).to(x.dtype), h_post, h_res)
 
 
@@ -184,7 +184,7 @@ def _run_lean_site(
     """As `run_site`; u and F's input are told to `rebuildable` before anyone saves them."""
 
     def read(x: Tensor, phi: Tensor, a: Tensor, b: Tensor) -> Any:
-        return kit.read(x, phi, a, b, site.eps, site.iterations)
+        return kit.read(x, phi, a, b, eps=site.eps, iterations=site.iterations)
 
     def read_without_x(x: Tensor, phi: Tensor, a: Tensor, b: Tensor) -> Any:
         return read(x, phi, a, b)[1:]
