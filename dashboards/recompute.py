@@ -24,7 +24,7 @@ STAGE, PASS = "mhc/stack", "forward_backward"
 #: Panels of a family: what a line shows, its axis title, the tick's suffix.
 SHOWN = (("saved_bytes", "bytes kept", "B"), ("peak_bytes", "peak of the step", "B"), ("latency_s", "time", "s"))
 _LEGEND, _PANEL, _GAP, _LINE = 60, 210, 74, 17  # pixels: the names, a panel, the space below it, a line of words
-_WIDTH = 50  # characters of a line that fits a phone
+_WIDTH, _NAME = 50, 24  # characters that fit a phone: of a line of words, of a name in the legend
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ def _traces(part: Family, column: str, number: int) -> Iterator[dict[str, Any]]:
         dash = "dot" if drawn[0].toolkit in toolkits else "solid"
         toolkits.add(drawn[0].toolkit)
         yield place | {
-            "name": _short(name), "mode": "lines+markers", "marker": {"size": 8, "color": panels.colour(drawn[0])},
+            "name": panels.plain(panels.clip(_short(name), _NAME)),
+            "mode": "lines+markers", "marker": {"size": 8, "color": panels.colour(drawn[0])},
             "line": {"width": 2, "color": panels.colour(drawn[0]), "dash": dash},
             "x": [case.sizes["L_r"] for case in drawn], "y": [getattr(case, column) for case in drawn],
             "hoverinfo": "text",
