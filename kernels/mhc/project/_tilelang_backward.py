@@ -29,8 +29,7 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
     kept = T.dynamic("kept", "int64")
     K = n * n + 2 * n
     columns = math.ceil(K / 8) * 8
-    exact = dtype != "float32"
-    width = backward_width(n, C, dtype)
+    exact, width = dtype != "float32", backward_width(n, C, dtype)
     rows = n * width
     # A list is unrolled before TileLang looks for copies to overlap; it would not find them in a loop of its own.
     streams = list(range(n))
