@@ -33,7 +33,8 @@ def compile_for(
 ) -> list[KernelReport]:
     """Compile for `target` every kernel that `call` would launch; nothing is launched, so its results mean nothing.
 
-    `call` may use meta or CPU tensors of the case's shape. `prepare` runs before; its kernels are not reported.
+    `call` uses CPU tensors of the case's shape, which cost nothing while untouched: on meta an operator runs its fake.
+    `prepare` runs before; its kernels are not reported.
 
     Fails: NvccMissing; RuntimeError with nvcc's output when it refuses the source.
     """

@@ -26,6 +26,8 @@ import torch
 
 #: The namespace of all operators made here.
 NAMESPACE = "perflab"
+#: Kernels may access this many bytes at once.
+ALIGNMENT = 16
 _BACKWARD_SCHEMA = "(bool[] needs, Tensor[] cotangents, Tensor[] inputs, Tensor[] kept, float[] params) -> Tensor[]"
 
 #: What each operator runs, by its name: counters that watch single tensor operations look inside.
@@ -158,7 +160,13 @@ def _register(
 
 
 def _contiguous(arguments: Sequence[Any]) -> list[Any]:
-    return [value.contiguous() if isinstance(value, torch.Tensor) else value for value in arguments]
+    """Tensors without gaps that start where wide accesses may; numbers as they are."""
+    return [_aligned(value.contiguous()) if isinstance(value, torch.Tensor) else value for value in arguments]
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that starts at a multiple of ALIGNMENT bytes, as torch allocates them; a slice may not."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def _listed(result: Any) -> list[torch.Tensor]:

@@ -72,6 +72,24 @@ def test_inputs_and_cotangents_with_gaps_arrive_without():
     assert all(torch.isfinite(one).all() for one in found)
 
 
+def test_tensors_that_start_at_odd_places_arrive_where_wide_accesses_may_start():
+    seen = []
+
+    def forward(x: Tensor) -> Tensor:
+        seen.append(x.data_ptr() % 16)
+        return x * 2
+
+    def backward(needs, dy, x):
+        seen.append(dy.data_ptr() % 16)
+        return (dy * 2,)
+
+    double = Operator(forward, backward, torch.empty_like)
+    x = torch.randn(9)[1:].requires_grad_()
+    (dx,) = torch.autograd.grad(double(x), x, torch.ones(9)[1:])
+    assert dx.eq(2).all()
+    assert seen == [0, 0]
+
+
 @pytest.mark.parametrize("around", [lambda f: f, lambda f: torch.compile(f, fullgraph=True, backend="aot_eager")])
 def test_an_input_handed_through_brings_its_further_gradient_back(around):
     def function(x, w):
