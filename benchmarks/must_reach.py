@@ -97,7 +97,55 @@ def traffic(records: list[dict], command: str) -> list[Figure]:
     return figures
 
 
-FIGURES = (light_commands, the_quick_suite)
+def run(*arguments: str) -> list[dict]:
+    """Records, with their derived columns, of `perflab run ...` without a GPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*PERFLAB, "run", *arguments, "--results", folder, "--device", "cpu", "--quiet", "--format", "json"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise SystemExit(f"{' '.join(arguments)}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def backward() -> list[Figure]:
+    """Bytes of the best backward of each stage over the fewest possible, and launches of a fused site."""
+    command = ["suite", "backward", "--only", "*triton*"]
+    records = run(*command) + run(*PROJECT)
+    shown = "perflab run " + " ".join(command)
+    figures = []
+    for stage, bound in (("project", 1.10), ("sinkhorn", 1.02), ("pre", 1.01), ("post_res", 1.01)):
+        for T in sorted({r["shape"]["T"] for r in records if r["stage"] == f"mhc/{stage}"}):
+            of_stage = [r for r in records if r["stage"] == f"mhc/{stage}" and r["shape"]["T"] == T]
+            best = min(record["derived"]["amplification"] for record in of_stage)
+            made = shown if T == 512 else "perflab run " + " ".join(PROJECT)
+            figures.append(Figure(f"{stage} backward, T={T}: traffic over compulsory", best, "x", bound, made))
+    for pass_, bound in (("forward", 5), ("backward", 8)):
+        (site,) = [r for r in records if r["stage"] == "mhc/site" and r["pass"] == pass_]
+        launches = site["derived"]["launches"]
+        figures.append(Figure(f"fused site {pass_}: launches, F's own included", launches, "", bound, shown))
+    return figures
+
+
+def recomputation() -> list[Figure]:
+    """What a fused stack keeps beyond the paper's table 3 and its coefficients, and a fused site without recomputation."""
+    command = ["suite", "recompute", "--only", "mhc/stack/triton*"]
+    records = run(*command)
+    shown = "perflab run " + " ".join(command)
+    return [
+        Figure(
+            f"stack L_r={record['shape']['L_r']}: kept beyond table 3, a token and site",
+            record["derived"]["beyond_table3"], "B", COEFFICIENTS, shown,
+        )
+        for record in records
+        if record["shape"]["L_r"]
+    ]  # fmt: skip
+
+
+#: Enough tokens that the parts of phi's gradient are small beside x.
+PROJECT = ("case", "mhc/project/triton_split_k", "--pass", "backward", "-p", "T=8192")
+#: Bytes a token and site of the coefficients that fused kernels keep, at n = 4: m, r, h_pre, h_post and h_res in fp32.
+COEFFICIENTS = 4 * (24 + 1 + 4 + 4 + 16)
+FIGURES = (light_commands, the_quick_suite, backward, recomputation)
 
 
 if __name__ == "__main__":
