@@ -127,7 +127,7 @@ def backward() -> list[Figure]:
 
 
 def recomputation() -> list[Figure]:
-    """What a fused stack keeps beyond the paper's table 3 and its coefficients, and a fused site without recomputation."""
+    """What a fused stack keeps beyond the paper's table 3: its coefficients."""
     command = ["suite", "recompute", "--only", "mhc/stack/triton*"]
     records = run(*command)
     shown = "perflab run " + " ".join(command)
