@@ -1,9 +1,10 @@
 """Gain of the composite mixing matrix over all sites, and how far single matrices are from doubly stochastic.
 
-Above: the backward gain, the largest column sum of the product of all sites' matrices, as a mean over tokens; the
-forward gain is in the label under the pointer. Unconstrained hyper-connections (gain_hc) iterate nothing, so their
-lines run across. Below: the largest |column sum - 1| of a single matrix. Implementations that agree show as rings
-around one another. The grey long dashes are the paper's, of a trained model; all else is measured, of random matrices.
+All groups are shown, whatever is chosen above. Gains are the largest column sums of the product of all sites' matrices
+(backward), as means over tokens; the forward gain is in the label under the pointer. The second panel is the first with
+mHC (gain) alone. Unconstrained hyper-connections (gain_hc) iterate nothing, so their lines run across. The column error
+is the largest |column sum - 1| of a single matrix. Implementations that agree show as rings around one another. Grey
+long dashes are the paper's numbers, of a trained model with 60 sites; all else is measured, of random matrices.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import plotly.graph_objects as go
 
 from perflab.present import panels
 
-ORDER = 3
+ORDER = 5
 STAGES = ("gain", "gain_hc")
 ITERATIONS = "t_max"
 #: arXiv 2512.24880, figures 3 and 7: composite gains of the trained 27B models, 60 sites.
-PAPER = (("paper, HC: about 3000", 3000.0), ("paper, mHC: at most about 1.6", 1.6))
+PAPER_HC, PAPER_MHC = 3000.0, 1.6
 DASHES = ("dot", "dash", "solid", "dashdot")
 #: The first implementation's mark, and what each further one, which may lie on it, is wider.
-SIZE, WIDER = 6, 5
+SIZE, WIDER = 6, 4
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,19 @@ def stability(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | Non
     iterations = sorted({case.sizes[ITERATIONS] for case in cases if ITERATIONS in case.sizes}) or [1]
     figure = _lay_out(iterations)
     across = [iterations[0], max(iterations[-1], iterations[0] + 1)]
-    for line in _lines([case for case in cases if _recorded(case)]):
-        _draw(figure, line, "gain_backward", across, "")
-        if ITERATIONS in line.cases[0].sizes:
-            _draw(figure, line, "column_error", across, "2")
-    for text, gain in PAPER:
-        _draw_paper(figure, text, gain, across)
+    lines = list(_lines([case for case in cases if _recorded(case)]))
+    highest = max((line.order[0] for line in lines), default=0)
+    for line in lines:
+        iterated = ITERATIONS in line.cases[0].sizes
+        _draw(figure, line, ("gain_backward", ""), across, None if iterated else "top right")
+        if iterated:
+            _draw(figure, line, ("gain_backward", "2"), across, "top right")
+            # Errors fall to the right: the highest line has room above its left end, the others below their right end.
+            _draw(
+                figure, line, ("column_error", "3"), across, "top right" if line.order[0] == highest else "bottom left"
+            )
+    for gain, panel in ((PAPER_HC, ""), (PAPER_MHC, ""), (PAPER_MHC, "2")):
+        _draw_paper(figure, gain, panel, across)
     without = [case for case in cases if not _recorded(case)]
     notes = [f"{panels.unmeasured(case) or 'gains not recorded'}: {_name(case)} {case.shape}" for case in without]
     figure.layout.meta = {"notes": notes}
@@ -82,57 +90,66 @@ def _lines(cases: list[Any]) -> Iterator[Line]:
             yield Line(label, (labels.index(label), names.index(name)), together)
 
 
-def _draw(figure: go.Figure, line: Line, what: str, across: list[int], panel: str) -> None:
-    """One line of marks; the first implementation's has its numbers written at its left end."""
-    first, (label, name) = line.cases[0], line.order
+def _draw(figure: go.Figure, line: Line, what: tuple[str, str], across: list[int], place: str | None) -> None:
+    """One line of marks in a panel; of the first implementation's, the number at one end is written out.
+
+    what   the observed output, and the panel
+    place  of the text: "top right" of the left end, "bottom left" of the right end, or None for no text
+    """
+    (name, panel), first, (label, index) = what, line.cases[0], line.order
     iterated = ITERATIONS in first.sizes
     cases = line.cases if iterated else [first, first]
     x = [case.sizes[ITERATIONS] for case in cases] if iterated else across
     common = {"xaxis": f"x{panel}", "yaxis": f"y{panel}", "showlegend": False}
     figure.add_scatter(
-        name=what, mode="lines+markers", hoverinfo="text", x=x, y=[case.observed[what] for case in cases],
+        name=name, mode="lines+markers", hoverinfo="text", x=x, y=[case.observed[name] for case in cases],
         line={"color": panels.colour(first), "width": 1.5, "dash": DASHES[label % len(DASHES)]},
-        marker={"symbol": "circle-open" if name else "circle", "size": SIZE + WIDER * name, "line": {"width": 2}},
+        marker={"symbol": "circle-open" if index else "circle", "size": SIZE + WIDER * index, "line": {"width": 2}},
         hovertext=[_hover(case) for case in cases], **common,
     )  # fmt: skip
-    if not name:
-        text = f"{first.stage.rpartition('/')[2]} {line.label}: {first.observed[what]:.3g} {_stem(first)}"
+    if place and not index:
+        end = 0 if place == "top right" else -1
+        text = f"{first.stage.rpartition('/')[2]} {line.label}: {_number(cases[end].observed[name])} {_stem(first)}"
         figure.add_scatter(
-            name="values", mode="text", hoverinfo="skip", x=x[:1], y=[first.observed[what]], cliponaxis=False,
-            text=[panels.plain(text)], textposition="top right", **common,
+            name="values", mode="text", hoverinfo="skip", x=[x[end]], y=[cases[end].observed[name]], cliponaxis=False,
+            text=[panels.plain(text)], textposition=place, **common,
         )  # fmt: skip
 
 
-def _draw_paper(figure: go.Figure, text: str, gain: float, across: list[int]) -> None:
+def _draw_paper(figure: go.Figure, gain: float, panel: str, across: list[int]) -> None:
     """A quoted number, dashed, with its text at the right end."""
     figure.add_scatter(
-        name="paper", mode="lines+text", hoverinfo="skip", showlegend=False, x=across, y=[gain, gain],
-        line={"dash": "longdash", "width": 1.5, "color": panels.GREY}, text=["", text], textposition="top left",
-        cliponaxis=False,
+        name="paper", mode="lines+text", hoverinfo="skip", showlegend=False, xaxis=f"x{panel}", yaxis=f"y{panel}",
+        x=across, y=[gain, gain], line={"dash": "longdash", "width": 1.5, "color": panels.GREY},
+        text=["", f"paper: about {gain:g}"], textposition="top left", cliponaxis=False,
     )  # fmt: skip
 
 
 def _lay_out(iterations: list[int]) -> go.Figure:
     figure = go.Figure()
     left, right = math.log10(iterations[0]) - 0.05, math.log10(max(iterations[-1], iterations[0] + 1)) + 0.05
-    still = {"fixedrange": True, "zeroline": False, "type": "log"}
-    along = {
-        **still,
-        "range": (left, right),
-        "tickvals": iterations,
-        "title": {"text": "iterations of Sinkhorn (t_max)"},
-    }
-    up = {**still, "exponentformat": "power", "dtick": 1}
+    still = {"fixedrange": True, "zeroline": False, "type": "log", "automargin": True}
+    along = {**still, "range": (left, right), "tickvals": iterations}
+    titled = {**along, "title": {"text": "iterations of Sinkhorn (t_max)"}}
+    powers = {**still, "exponentformat": "power", "dtick": 1}
     figure.update_layout(
-        height=760, margin={"l": 8, "r": 8, "t": 24, "b": 8}, template="none", hovermode="closest", dragmode=False,
+        height=960, margin={"l": 8, "r": 8, "t": 24, "b": 8}, template="none", hovermode="closest", dragmode=False,
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 12},
         hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
-        xaxis={**along, "anchor": "y"}, xaxis2={**along, "anchor": "y2"},
-        yaxis={**up, "domain": (0.46, 1), "automargin": True, "title": {"text": "backward gain"}},
-        yaxis2={**up, "domain": (0, 0.34), "anchor": "x2", "automargin": True, "title": {"text": "column error"}},
+        xaxis={**along, "anchor": "y"},
+        xaxis2={**along, "anchor": "y2"},
+        xaxis3={**titled, "anchor": "y3"},
+        yaxis={**powers, "domain": (0.69, 1), "title": {"text": "backward gain"}},
+        yaxis2={**still, "domain": (0.37, 0.63), "anchor": "x2", "title": {"text": "of mHC alone"},
+                "tickvals": [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4]},
+        yaxis3={**powers, "domain": (0, 0.31), "anchor": "x3", "title": {"text": "column error"}},
     )  # fmt: skip
     return figure
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _hover(case: Any) -> str:
