@@ -81,6 +81,7 @@ def results(step):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo looks
 @pytest.mark.parametrize(("stem", "dtype"), [("eager", "bf16"), ("eager", "fp32"), ("compiled", "bf16")])
 def test_blocks_change_no_bit(stem, dtype):
     whole = results(work(stack(stem), 0, dtype))
