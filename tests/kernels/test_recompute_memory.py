@@ -80,6 +80,8 @@ def results(step):
     return [output, *step.gradients(output).values()]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo looks
 @pytest.mark.parametrize(("stem", "dtype"), [("eager", "bf16"), ("eager", "fp32"), ("compiled", "bf16")])
 def test_blocks_change_no_bit(stem, dtype):
     whole = results(work(stack(stem), 0, dtype))
@@ -202,8 +204,9 @@ def test_checkpoint_gives_the_same_bits_and_keeps_table_3_and_random_states(bloc
 
 def test_checkpoint_needs_more_in_backward_than_rebuilding_does():
     """It holds what autograd saves of a whole block, where rebuilding holds its streams."""
-    peaks = {stem: memory.measure(work(stack(stem), L), "cpu").peak_bytes for stem in ("eager", "eager_checkpoint")}
-    assert peaks["eager_checkpoint"] > 1.5 * peaks["eager"]
+    steps = {stem: work(stack(stem), L, tokens=256) for stem in ("eager", "eager_checkpoint")}
+    peaks = {stem: memory.measure(step, "cpu").peak_bytes for stem, step in steps.items()}
+    assert peaks["eager_checkpoint"] > 2 * peaks["eager"]
 
 
 def test_checkpoint_without_a_block_says_that_it_is_eager():
