@@ -18,6 +18,13 @@ ADDERS = 128
 TF32_BITS = 0xFFFFE000
 
 
+@T.macro
+def zero(fragment):
+    """Every element 0; TileLang's own word for it does not know fragments on its C target."""
+    for row, column in T.Parallel(fragment.shape[0], fragment.shape[1]):
+        fragment[row, column] = 0
+
+
 @tile_kernel()
 def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
     """Both gradients from one read of x: a block takes some columns of every stream and a range of the tokens.
@@ -29,7 +36,8 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
     kept = T.dynamic("kept", "int64")
     K = n * n + 2 * n
     columns = math.ceil(K / 8) * 8
-    exact, width = dtype != "float32", backward_width(n, C, dtype)
+    exact = dtype != "float32"
+    width = backward_width(n, C, dtype)
     rows = n * width
     # A list is unrolled before TileLang looks for copies to overlap; it would not find them in a loop of its own.
     streams = list(range(n))
@@ -64,10 +72,8 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
                 dx_tile = alloc_shared((n, STEP, width), dtype)
                 gradient = T.alloc_fragment((STEP, rows), "float32")
                 for w, k in T.Parallel(rows, columns):
-                    if c0 + w % width < C and k < K:
-                        phi_tile[w, k] = phi[w // width, c0 + w % width, k]
-                    else:
-                        phi_tile[w, k] = 0
+                    inside = c0 + w % width < C and k < K
+                    phi_tile[w, k] = T.if_then_else(inside, phi[w // width, c0 + w % width, k], 0.0)
                 if used_later:
                     dx0_tile = alloc_shared((n, STEP, width), dtype)
                 if was_read:
@@ -78,7 +84,7 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
                 low = T.alloc_fragment((rows, STEP), "float32")
                 part = T.alloc_fragment((rows, columns), "float32")
                 total = T.alloc_fragment((rows, columns), "float32")
-                T.clear(total)
+                zero(total)
             if not for_c_target():
                 # Threads read a column of eight rows at a time; unswizzled, those rows share their banks.
                 T.annotate_layout({x_tile: make_swizzled_layout(x_tile)})
@@ -108,7 +114,7 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
                     # dx[t, w] = sum_k dm[t, k] phi[w, k] + dr[t] x[t, w] / (n C r[t]), w for all of i, c
                     for t in T.Parallel(STEP):
                         scale[t] = T.if_then_else(t0 + t < tokens, dr_tile[t] / (n * C * r_tile[t]), 0.0)
-                    T.clear(gradient)
+                    zero(gradient)
                     T.gemm(dm_low, phi_tile, gradient, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                     T.gemm(dm_high, phi_tile, gradient, transpose_B=True, policy=T.GemmWarpPolicy.FullCol)
                     for t, w in T.Parallel(STEP, rows):
@@ -126,7 +132,7 @@ def differentiate(n, C, dtype, want_x, want_phi, was_read, used_later):
                         T.copy(dx_tile[i, :, :], dx[t0 : t0 + STEP, i, c0 : c0 + width])
                 if want_phi:
                     # parts[s, w, k] = sum_t x[t, w] dm[t, k]. Tensor cores add one step, plain additions the steps.
-                    T.clear(part)
+                    zero(part)
                     for w, t in T.Parallel(rows, STEP):
                         high[w, t] = T.cast(x_tile[w // width, t, w % width], "float32")
                     if not exact:
