@@ -17,9 +17,20 @@ max_seconds = 0.05
 [check]
 draws = 1
 [[group]]
-stages = ["mhc/*"]
+stages = ["mhc/project", "mhc/activate", "mhc/sinkhorn", "mhc/pre", "mhc/post_res", "mhc/residual"]
 shape = { T = 5, n = 4, C = 264 }
 dtypes = ["bf16", "fp32"]
+[[group]]
+stages = ["mhc/project", "mhc/activate", "mhc/sinkhorn", "mhc/pre", "mhc/post_res", "mhc/read", "mhc/site"]
+implementations = ["eager", "triton_*", "tilelang_*"]
+shape = { T = 5, n = 4, C = 264 }
+dtypes = ["fp32"]
+passes = ["backward"]
+[[group]]
+stages = ["mhc/recompute", "mhc/gain"]
+implementations = ["eager", "triton_*", "tilelang_*"]
+shape = { T = 5, n = 4, C = 264, L = 3, t_max = 20, s = 3 }
+dtypes = ["fp32"]
 """
 
 
@@ -51,6 +62,27 @@ def test_every_stage_has_eager_compiled_and_triton_passed(measured):
     for stage in ("project", "activate", "sinkhorn", "pre", "post_res"):
         assert {(f"mhc/{stage}", kit) for kit in ("eager", "compiled", "triton", "tilelang")} <= passed
     assert {("mhc/residual", kit) for kit in ("eager", "compiled")} <= passed
+
+
+def test_every_stage_with_a_gradient_has_a_backward_in_eager_triton_and_tilelang(measured):
+    passed = {(r["stage"], r["toolkit"]) for r in measured if (r["status"], r["pass"]) == ("passed", "backward")}
+    for stage in ("project", "activate", "sinkhorn", "pre", "post_res", "read", "site"):
+        assert {(f"mhc/{stage}", kit) for kit in ("eager", "triton", "tilelang")} <= passed
+
+
+def test_memory_is_measured_for_every_case_and_saved_bytes_where_there_is_a_backward(measured):
+    for record in measured:
+        if record["status"] == "passed":
+            assert record["memory"]["peak_bytes"] > 0 or record["stage"] == "mhc/residual"
+            assert (record["memory"]["saved_bytes"] is None) == (record["pass"] == "forward")
+
+
+def test_fused_kernels_keep_no_more_of_a_site_than_its_coefficients_and_what_f_gave(measured):
+    T, n, C = 5, 4, 264
+    (site,) = [r for r in measured if r["implementation"] == "mhc/site/triton_fused" and r["pass"] == "backward"]
+    coefficients = 4 * (n * n + 2 * n + 1 + n + n + n * n)
+    assert site["memory"]["saved_bytes"] == T * (2 * C * 4 + coefficients)
+    assert site["derived"]["launches"] <= 8
 
 
 def test_what_did_not_pass_is_tilelang_in_bf16_and_says_why(measured):

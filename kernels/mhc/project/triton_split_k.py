@@ -294,7 +294,8 @@ def backward(needs, dm, dr, x, phi, r, du=None, h_pre=None, dx0=None):
         num_warps=8, enable_fp_fusion=True,
     )  # fmt: skip
     if parts is not dphi:
-        _add_ranges[(triton.cdiv(phi.numel(), 512),)](parts, dphi, phi.numel(), ranges, 512, num_warps=4)
+        grid = (triton.cdiv(phi.numel(), 512),)
+        _add_ranges[grid](parts, dphi, phi.numel(), ranges, 512, num_warps=4, enable_fp_fusion=True)
     return dx, dphi
 
 
