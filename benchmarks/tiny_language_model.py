@@ -56,7 +56,7 @@ class Model(nn.Module):
         self.expand, self.collapse = connections.expand, connections.collapse
         self.embedding, self.position = nn.Embedding(256, C), nn.Embedding(SEQUENCE, C)
         layers = [layer for _ in range(BLOCKS) for layer in (Attention(), ffn())]
-        self.layers = connections.HyperConnection(layers, STREAMS, C, toolkit, recompute_block="best")
+        self.layers = connections.HyperConnection(layers, STREAMS, C, toolkit, recompute_block=2)
         self.head = nn.Linear(C, 256)
 
     def forward(self, text):

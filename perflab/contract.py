@@ -52,7 +52,7 @@ class Tensor:
 
     shape         dimensions separated by blanks; each a product or sum of the stage's dims: `"T n*n+2*n"`
     dtype         `stream` (the dtype of the case) or a fixed one of ITEM_BYTES
-    values        how inputs are drawn; outputs have none
+    values        how an input is drawn, and an output's incoming gradient
     differentiable  whether the backward pass owes (inputs) or receives (outputs) a gradient
     """
 

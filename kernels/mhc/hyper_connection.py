@@ -48,7 +48,7 @@ class HyperConnection(nn.Module):
         boundaries: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.F = nn.ModuleList([F] if isinstance(F, nn.Module) else F)
+        self.F = nn.ModuleList(F if isinstance(F, nn.ModuleList | Sequence) else [F])
         L, K = len(self.F), n * n + 2 * n
         _check(n, C, L, toolkit)
         self.n, self.C, self.toolkit, self.boundaries = n, C, toolkit, tuple(boundaries)
@@ -83,8 +83,10 @@ class HyperConnection(nn.Module):
         return run_sites(kit, self._sites(x.shape[:-2]), flat, self.block, self.boundaries).view(x.shape)
 
     def _sites(self, lead: torch.Size) -> list[Site]:
-        phi, norms = _Tf32.apply(self.phi), self.g if self.g is not None else [None] * len(self.F)
-        parts = zip(phi, self.a, self.b, self.F, norms, strict=True)
+        # Coefficients are computed in fp32, whatever dtype the model was moved to.
+        phi, a, b = _Tf32.apply(self.phi.float()), self.a.float(), self.b.float()
+        norms = self.g if self.g is not None else [None] * len(self.F)
+        parts = zip(phi, a, b, self.F, norms, strict=True)
         return [Site(phi, a, b, _flat(F, (*lead, self.C)), _norm(g)) for phi, a, b, F, g in parts]
 
 

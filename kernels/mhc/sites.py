@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perflab.measure.operators import dense
+
 
 @dataclass(frozen=True)
 class Kit:
@@ -124,6 +126,11 @@ class _KeepingInputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *cotangents):
+        # Gradients of detached leaves have none of their own: better none than wrong ones.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "second derivatives are not supported of what backward computes anew (create_graph=True)"
+            )
         needs = ctx.needs_input_grad[1:]
         leaves = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needs, strict=True)]
         with torch.enable_grad():
@@ -219,12 +226,12 @@ class _Block:
         self.kit, self.norms, self.x = kit, [site.norm for site in sites], x.detach()
         self.kept: list[tuple[Tensor, ...]] = []
         #: While forward runs: the storages that can be rebuilt, and the tensors, so that no storage is given out anew.
-        self.places: dict[int, tuple[str, int, Tensor]] = {}
+        self.places: dict[int, tuple[str, int, Tensor, int]] = {}
         self.rebuilt: dict[tuple[str, int], Tensor] | None = None
 
     def rebuildable(self, kind: str, index: int, tensor: Tensor) -> None:
         """Note that this tensor need not be kept."""
-        self.places.setdefault(tensor.untyped_storage()._cdata, (kind, index, tensor.detach()))
+        self.places.setdefault(tensor.untyped_storage()._cdata, (kind, index, tensor.detach(), tensor._version))
 
     def keep(self, *tensors: Tensor) -> None:
         """Keep what rebuilding starts from: F's output and the coefficients of one site."""
@@ -236,8 +243,9 @@ class _Block:
 
     def pack(self, tensor: Tensor) -> Tensor | _Place:
         """What autograd keeps in the tensor's stead."""
-        kind, index, source = self.places.get(tensor.untyped_storage()._cdata, ("", 0, None))
-        if source is None or source.dtype != tensor.dtype:
+        kind, index, source, version = self.places.get(tensor.untyped_storage()._cdata, ("", 0, None, 0))
+        # What a layer function has changed in place since is not what would be rebuilt.
+        if source is None or source.dtype != tensor.dtype or tensor._version != version:
             return tensor
         return _Place(kind, index, tensor.size(), tensor.stride(), tensor.storage_offset())
 
@@ -252,7 +260,8 @@ class _Block:
     @torch.no_grad()
     def _rebuild(self) -> dict[tuple[str, int], Tensor]:
         fs, h_pres, h_posts, h_ress = zip(*self.kept, strict=True)
-        xs, us = self.kit.rebuild(self.x, fs[:-1], h_pres, h_posts[:-1], h_ress[:-1])
+        with torch.cuda.device_of(self.x):
+            xs, us = self.kit.rebuild(dense(self.x), dense(fs[:-1]), h_pres, h_posts[:-1], h_ress[:-1])
         vs = [norm(u) if norm else u for norm, u in zip(self.norms, us, strict=True)]
         found = {("x", index): x for index, x in enumerate(xs, 1)}
         return found | {("u", index): u for index, u in enumerate(us)} | {("v", index): v for index, v in enumerate(vs)}

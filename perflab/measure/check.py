@@ -84,13 +84,16 @@ def check(subject: Subject, shape: Shape, seeds: list[int]) -> Accuracy:
 def check_in_place(subject: Subject, work: Work, shape: Shape, seed: int) -> Accuracy:
     """Check once more, after timing: in the tensors that were timed, with new values, and memory as it comes.
 
-    A function that remembers answers or changes its ways after some calls does not pass this. One that overwrites its
-    answer some time after returning it still may.
+    A function that remembers answers or changes its ways after some calls does not pass this, nor does one whose graph,
+    walked again and again in a backward pass, remembers its gradients. One that overwrites its answer some time after
+    returning it still may.
 
     Fails: as `check`.
     """
-    sums = new_sums(subject)
     fresh = subject.work(shape, seed)
+    if work.pass_ == "backward":
+        _check_graph(subject, work, fresh, shape)
+    sums = new_sums(subject)
     with torch.no_grad():
         for name, tensor in fresh.given.items():
             work.given[name].copy_(tensor)
@@ -98,6 +101,22 @@ def check_in_place(subject: Subject, work: Work, shape: Shape, seed: int) -> Acc
             work.cotangents[name].copy_(tensor)
     compare(subject, work, shape, sums)
     return _verdict(subject, shape, sums)
+
+
+def _check_graph(subject: Subject, work: Work, fresh: Work, shape: Shape) -> None:
+    """Walk the graph that was timed with other incoming gradients, on the inputs it was made of. Fails: as `check`."""
+    for name, tensor in fresh.cotangents.items():
+        # The graph's own leaf values stay; other numbers than those that it was walked with arrive.
+        work.cotangents[name].copy_(tensor)
+    found = work.call()
+    _synchronise(subject)
+    results = {GRADIENT + n: torch.zeros_like(work.given[n]) if g is None else g for n, g in found.items()}
+    sums = {name: one for name, one in new_sums(subject).items() if name in results}
+    for name, tensor in results.items():
+        _check_kind(subject, name, tensor, shape)
+    given = {name: tensor.detach() for name, tensor in work.given.items()}
+    Reference(subject.stage, subject.reference, shape, given, work.cotangents).compare(results, sums)
+    _verdict(subject, shape, sums)
 
 
 def new_sums(subject: Subject) -> dict[str, Sums]:

@@ -70,12 +70,14 @@ class Reference:
     cotangents: Named
 
     def compare(self, results: Named, sums: Mapping[str, Sums]) -> None:
-        """Add the errors of all results, named as outputs or as gradients, to `sums`. Fails: BrokenReferenceError."""
+        """Add the errors of the results there are, named as outputs or as gradients. Fails: BrokenReferenceError."""
         whole: dict[str, torch.Tensor] = {}
         wanted = [name for name in self.given if GRADIENT + name in results]
         for part in self._parts(bool(wanted)):
             outputs, gradients = self._evaluate(part, wanted)
             for name, output in outputs.items():
+                if name not in results:
+                    continue
                 sums[name].add(self._slice(self.stage.outputs[name], results[name], part), output)
             for name, gradient in gradients.items():
                 spec = self.stage.inputs[name]

@@ -24,16 +24,11 @@ def draw(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict
 
 
 def draw_cotangents(stage: Stage, shape: Shape, dtype: str, device: str, seed: int) -> dict[str, torch.Tensor]:
-    """Incoming gradients, normal, for every differentiable output, in its dtype."""
+    """Incoming gradients for every differentiable output, in its dtype."""
     # Another stream of numbers than the inputs', which start from the seed itself; generators keep 32 bits of a seed.
     generator = torch.Generator(device).manual_seed((seed + 2**31) % 2**32)
-    return {
-        name: torch.randn(spec.sizes(shape), generator=generator, device=device).to(
-            TORCH_DTYPES[spec.item_dtype(dtype)]
-        )
-        for name, spec in stage.outputs.items()
-        if spec.differentiable
-    }
+    differentiable = {name: spec for name, spec in stage.outputs.items() if spec.differentiable}
+    return {name: _draw(spec, shape, dtype, generator) for name, spec in differentiable.items()}
 
 
 def empty(stage: Stage, shape: Shape, dtype: str, device: str) -> dict[str, torch.Tensor]:

@@ -115,7 +115,7 @@ def _autograd_function(operator: Operator) -> type[torch.autograd.Function]:
 def _forward_op(operator: Operator) -> Callable[..., Tensors]:
     def run(*arguments: Any) -> list[torch.Tensor]:
         with torch.cuda.device_of(arguments[0]):
-            return _listed(operator.forward(*_contiguous(arguments)))
+            return _listed(operator.forward(*dense(arguments)))
 
     def fake(*arguments: Any) -> list[torch.Tensor]:
         return _listed(operator.fake(*arguments))
@@ -132,7 +132,7 @@ def _backward_op(operator: Operator) -> Callable[..., Sequence[torch.Tensor]]:
     def run(needs: Any, cotangents: Any, inputs: Any, kept: Any, params: Any) -> list[torch.Tensor]:
         numbers = [kind(value) for kind, value in zip(kinds, params, strict=True)]
         with torch.cuda.device_of(inputs[0]):
-            tensors = _contiguous((*cotangents, *inputs, *kept))
+            tensors = dense((*cotangents, *inputs, *kept))
             found = operator.backward(needs, *tensors, *numbers)
         # An operator gives tensors only: an empty one stands for a gradient that nobody wants.
         return [one if need else inputs[0].new_empty(0) for one, need in zip(found, needs, strict=True)]
@@ -159,14 +159,15 @@ def _register(
     return op  # type: ignore[no-any-return]
 
 
-def _contiguous(arguments: Sequence[Any]) -> list[Any]:
-    """Tensors without gaps that start where wide accesses may; numbers as they are."""
-    return [_aligned(value.contiguous()) if isinstance(value, torch.Tensor) else value for value in arguments]
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that starts at a multiple of ALIGNMENT bytes, as torch allocates them; a slice may not."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+def dense(value: Any) -> Any:
+    """Tensors without gaps that start where wide accesses may, in lists and tuples too; other values as they are."""
+    if isinstance(value, tuple | list):
+        return [dense(one) for one in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    # A slice may start anywhere; what torch allocates starts at a multiple of ALIGNMENT.
+    whole = value.contiguous()
+    return whole.clone() if whole.data_ptr() % ALIGNMENT else whole
 
 
 def _listed(result: Any) -> list[torch.Tensor]:

@@ -150,6 +150,67 @@ def test_every_subset_of_frozen_parameters():
                 assert torch.equal(gradient, whole[name]), (frozen, name)
 
 
+class Gappy(nn.Module):
+    """A layer function whose output has gaps in memory."""
+
+    def __init__(self, C):
+        super().__init__()
+        self.wide = nn.Linear(C, 2 * C)
+
+    def forward(self, v):
+        return self.wide(v).chunk(2, -1)[0]
+
+
+@pytest.mark.parametrize("toolkit", ["eager", "tilelang"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(24, 24)),
+        lambda: Gappy(24),
+        nn.Identity,
+        lambda: nn.Sequential(nn.Unflatten(-1, (4, 6)), nn.Flatten(-2)),
+        lambda: nn.Sequential(nn.Linear(24, 24), nn.ReLU(inplace=True)),
+    ],
+)
+def test_recomputation_changes_no_bit_whatever_the_layer_function_does(toolkit, layer):
+    results = []
+    for block in (None, 3):
+        torch.manual_seed(0)
+        module = spread(MODULE.HyperConnection([layer() for _ in range(3)], 4, 24, toolkit, recompute_block=block))
+        results.append(step(module, streams(5)))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_layer_function_runs_once_a_step_with_recomputation():
+    calls = []
+
+    class Counts(nn.Module):
+        def forward(self, v):
+            calls.append(1)
+            return v * 2
+
+    step(spread(MODULE.HyperConnection([Counts() for _ in range(3)], 4, 24, "eager", recompute_block=3)), streams(5))
+    assert len(calls) == 3
+
+
+def test_a_module_list_is_several_layer_functions():
+    assert len(MODULE.HyperConnection(nn.ModuleList([nn.Identity(), nn.Identity()]), 4, 24).F) == 2
+
+
+def test_a_model_moved_to_bf16_computes_its_coefficients_in_fp32():
+    module = spread(connection()).bfloat16()
+    y = module(streams(5).bfloat16())
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), spread(connection())(streams(5)), rtol=0.1, atol=0.1)
+
+
+def test_a_second_derivative_is_refused_not_wrong():
+    module, x = spread(connection()), streams(5).requires_grad_()
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+        torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -132,6 +132,32 @@ def test_answers_are_checked_again_in_the_sampled_tensors():
         check_in_place(whole, work, SHAPE, 5)
 
 
+def test_a_backward_that_remembers_its_gradients_is_refused():
+    """Its graph is timed again and again with the same incoming gradients; then others arrive."""
+
+    class Remembers(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w, k):
+            ctx.save_for_backward(x, w, k)
+            ctx.found = None
+            return reference(x, w, k)
+
+        @staticmethod
+        def backward(ctx, dy, ds):
+            x, w, k = ctx.saved_tensors
+            if ctx.found is None:
+                total = dy + 2 * (x * w + k) * ds[:, None]
+                ctx.found = (total * w, (total * x).sum(0), None)
+            return ctx.found
+
+    whole = subject(Remembers.apply, "backward")
+    work = whole.work(SHAPE, 0)
+    work.prepare()
+    work.call()
+    with pytest.raises(Wrong, match="grad_"):
+        check_in_place(whole, work, SHAPE, 5)
+
+
 def test_backward_walks_one_graph_any_number_of_times_and_forward_makes_none():
     runs = []
 

@@ -3,7 +3,11 @@
 from perflab import Normal, Stage, Tensor, Tolerance, Uniform
 
 #: fp32 results, and gradients of fp32 inputs, which owe no rounding to the streams' dtype.
-FP32 = dict.fromkeys(("h_post", "h_res", "grad_phi", "grad_a", "grad_b"), Tolerance(relative_l2=1e-5, elementwise=1e-4))
+FP32 = {
+    **dict.fromkeys(("h_post", "h_res", "grad_phi"), Tolerance(relative_l2=1e-5, elementwise=1e-4)),
+    # Sums over all tokens, which may nearly cancel.
+    **dict.fromkeys(("grad_a", "grad_b"), Tolerance(relative_l2=1e-4, elementwise=4e-4)),
+}
 #: The terms of x's gradient may each be rounded to its dtype before they are added, as autograd does.
 TERMS_ROUNDED = {
     "bf16": Tolerance(relative_l2=4e-3, elementwise=2e-2),

@@ -2,8 +2,9 @@
 
 from perflab import Normal, Stage, Tensor, Tolerance, Uniform
 
-#: The input of the layer function, its output and their gradients are rounded to the streams' dtype on the way.
-ROUNDED = dict.fromkeys(("grad_phi", "grad_a", "grad_b", "grad_w"), Tolerance(relative_l2=8e-3, elementwise=4e-2))
+#: The layer function's input and output and their gradients are rounded to the streams' dtype on the way. In bf16 that
+#: hides small mistakes of the coefficients: what is checked there is how the parts are put together; fp32 checks the rest.
+SUMS = ("grad_phi", "grad_a", "grad_b", "grad_w")
 
 STAGE = Stage(
     dims=("T", "n", "C"),
@@ -17,8 +18,8 @@ STAGE = Stage(
     },
     outputs={"y": Tensor("T n C", "stream")},
     tolerances={
-        "bf16": {"*": Tolerance(relative_l2=5e-3, elementwise=4e-2), **ROUNDED},
-        "fp16": {"*": Tolerance(relative_l2=7e-4, elementwise=5e-3), **ROUNDED},
+        "bf16": {"*": Tolerance(relative_l2=5e-3, elementwise=4e-2), **dict.fromkeys(SUMS, Tolerance(8e-3, 4e-2))},
+        "fp16": {"*": Tolerance(relative_l2=7e-4, elementwise=5e-3), **dict.fromkeys(SUMS, Tolerance(1e-3, 5e-3))},
         "fp32": {"*": Tolerance(relative_l2=1e-5, elementwise=1e-4)},
     },
     params={"eps": 1e-20, "iterations": 20},
