@@ -3,7 +3,7 @@
 from perflab import Normal, Stage, Tensor, Tolerance, Uniform
 
 #: The layer function's input and output and their gradients are rounded to the streams' dtype on the way. In bf16 that
-#: hides small mistakes of the coefficients: what is checked there is how the parts are put together; fp32 checks the rest.
+#: hides small mistakes of the coefficients: how the parts are put together is checked there, and the rest in fp32.
 SUMS = ("grad_phi", "grad_a", "grad_b", "grad_w")
 
 STAGE = Stage(
