@@ -40,6 +40,10 @@ class Family:
             mine = [case for case in self.cases if case.implementation == name]
             yield name, sorted(mine, key=lambda case: case.sizes["L_r"])
 
+    def shown(self) -> list[tuple[str, str, str]]:
+        """The panels that any case has a number for."""
+        return [panel for panel in SHOWN if any(pandas.notna(getattr(case, panel[0])) for case in self.cases)]
+
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes that all cases share."""
@@ -47,7 +51,7 @@ class Family:
 
 
 def recompute(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
-    """Three panels for each shape and dtype; None where the run has no training step of a stack."""
+    """Up to three panels for each shape and dtype; None where the run has no training step of a stack."""
     frame = frame[(frame["stage"] == STAGE) & (frame["pass"] == PASS)]
     if frame.empty:
         return None
@@ -61,18 +65,20 @@ def recompute(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | Non
         hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
         meta={"notes": notes(parts)},
     )  # fmt: skip
-    told = [[row for line in words(part) for row in textwrap.wrap(line, _WIDTH)] for part in parts]
-    heights = [_LINE * (len(lines) + 2) + len(SHOWN) * (_PANEL + _GAP) for lines in told]
-    total, top = sum(heights), 0
+    told = [_wrapped(part) for part in parts]
+    heights = [
+        _LINE * (len(lines) + 1) + len(part.shown()) * (_PANEL + _GAP) for part, lines in zip(parts, told, strict=True)
+    ]
+    total, top, number = sum(heights), 0, 0
     figure.update_layout(height=total + _LEGEND)
-    for index, (part, lines, height) in enumerate(zip(parts, told, heights, strict=True)):
-        _write(figure, [f"<b>{panels.plain(part.title)}</b>", *map(panels.plain, lines)], 1 - top / total)
-        for row, (column, title, suffix) in enumerate(SHOWN):
-            upper = top + _LINE * (len(lines) + 2) + row * (_PANEL + _GAP)
-            domain = (1 - (upper + _PANEL) / total, 1 - upper / total)
-            number = index * len(SHOWN) + row + 1
-            _axes(figure, number, domain, (part, title, suffix))
+    for part, lines, height in zip(parts, told, heights, strict=True):
+        _write(figure, lines, 1 - top / total)
+        upper = top + _LINE * (len(lines) + 1)
+        for column, title, suffix in part.shown():
+            number += 1
+            _axes(figure, number, (1 - (upper + _PANEL) / total, 1 - upper / total), (part, title, suffix))
             figure.add_traces(list(_traces(part, column, number)))
+            upper += _PANEL + _GAP
         top += height
     _name_once(figure)
     return figure
@@ -102,6 +108,12 @@ def words(part: Family) -> list[str]:
             whole = f"; {units.size(peaks[0])} with all kept" if 0 in peaks else ""
             told.append(f"{least} (tried {tried}){whole}")
     return told
+
+
+def _wrapped(part: Family) -> list[str]:
+    """The family's title and words, in lines that fit."""
+    title = [f"<b>{panels.plain(line)}</b>" for line in textwrap.wrap(part.title, _WIDTH - 14)]
+    return [*title, *(panels.plain(row) for line in words(part) for row in textwrap.wrap(line, _WIDTH))]
 
 
 def notes(parts: list[Family]) -> list[str]:

@@ -52,7 +52,7 @@ class Checking(_Section):
     """How answers are checked.
 
     draws         fresh random inputs per case
-    interpret     count a natively run Triton kernel's bytes in the interpreter too, which many tokens make slow
+    interpret     count Triton kernels' bytes in the interpreter, which many tokens or launches make slow
     tokens        most tokens given to an interpreter or emulator (native cases are checked at their full shape)
     """
 

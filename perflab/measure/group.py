@@ -162,12 +162,16 @@ class GroupRun:
                 seconds = time.perf_counter() - start
                 draft.compile = Compile(seconds=seconds, target=f"inductor {case.device}")
             draft.accuracy = Accuracy.model_validate(worker.ask("check", seeds=seeds))
-            if case.implementation.toolkit == "eager" or draft.execution == "interpreted":
+            if case.implementation.toolkit == "eager" or (
+                draft.execution == "interpreted" and self.suite.check.interpret
+            ):
                 self._count(draft, worker)
             self._measure_memory(draft, worker)
         except WorkerFailure as failure:
             draft.fail(failure)
             return
+        if draft.execution == "interpreted" and not self.suite.check.interpret:
+            draft.remarks.append(remarks.no_traffic("the suite says interpret = false"))
         if case.implementation.toolkit in UNCOUNTED:
             draft.remarks.append(remarks.no_traffic(f"no source counts {case.implementation.toolkit} code yet"))
         self._remark_on_check(draft, draft.accuracy)

@@ -312,7 +312,7 @@ def test_a_chart_is_added_as_the_readme_says(tmp_path: Path, capsys: pytest.Capt
         if line.startswith("dashboard"):
             places += ["--results", results, "--out", tmp_path / "site"]
         assert command(*line.split(), *places) == 0
-    assert re.search("^launches +Kernels that one call launches[.]$", capsys.readouterr().out, flags=re.M)
+    assert re.search(r"^launches +Kernels that one call launches\.$", capsys.readouterr().out, flags=re.M)
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert 'id="chart-launches"' in page and "3 dispatch" in page
 
