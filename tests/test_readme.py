@@ -3,21 +3,62 @@
 import json
 import re
 
+import pytest
+
+from perflab.present import units
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
 
 
-def test_every_table_row_is_printed_by_the_committed_run(perflab):
-    (run,) = set(re.findall(r"results/(\d{8}-\d{6}-\w+-[0-9a-f]{4})", README))
-    result = perflab("show", run, "--format", "markdown", cwd=ROOT)
+RUNS = {name: run for run, name in re.findall(r"results/(\d{8}-\d{6}-(\w+)-[0-9a-f]{4})", README)}
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [("quick", "## What it prints", "How to read the columns"), ("backward", "## Training", "`saved` is what")],
+)
+def test_every_table_row_is_printed_by_the_committed_run(perflab, name, start, end):
+    result = perflab("show", RUNS[name], "--format", "markdown", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     printed = set(result.stdout.splitlines())
-    intro = README.split("## What it prints")[1].split("How to read the columns")[0]
-    rows = [line for line in intro.splitlines() if line.startswith(("|", "- "))]
-    assert len(rows) > 10
+    rows = [line for line in README.split(start)[1].split(end)[0].splitlines() if line.startswith(("|", "- "))]
+    assert len(rows) > 5
     for row in rows:
         assert row in printed
+
+
+def records(perflab, name, implementation):
+    result = perflab("show", RUNS[name], "--format", "json", cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return [r for r in json.loads(result.stdout) if r["implementation"] == implementation and r["status"] == "passed"]
+
+
+def test_the_table_of_recomputation_is_the_committed_runs(perflab):
+    found = sorted(records(perflab, "recompute", "mhc/stack/triton_rebuild"), key=lambda r: r["shape"]["L_r"])
+    blocks = [r for r in found if r["shape"]["L_r"]]
+    for record in found:
+        own, L_r = record["derived"], record["shape"]["L_r"]
+        listed = [own["table3_bytes"], own["saved_bytes"], own["beyond_table3"], own["eq20_bytes"], own["peak_bytes"]]
+        cells = [units.value(value, "B") or "-" for value in listed]
+        assert f"| {L_r or 'none'} | " + " | ".join(cells) + " |" in README
+    least = {key: min(blocks, key=lambda r: r["derived"][key])["shape"]["L_r"] for key in ("eq20_bytes", "peak_bytes")}
+    said = f"equation 20 is least at L_r = {least['eq20_bytes']}, the measured peak at L_r = {least['peak_bytes']}"
+    assert said in " ".join(README.split())
+
+
+def test_the_table_of_stability_is_the_committed_runs(perflab):
+    rows = {}
+    for record in records(perflab, "stability", "mhc/gain/eager"):
+        rows.setdefault(record["shape"]["s"], {})[record["shape"]["t_max"]] = record["accuracy"]["observed"]
+    for s, by_iterations in rows.items():
+        cells = [f"{by_iterations[t_max]['gain_backward']:.3g}" for t_max in sorted(by_iterations)]
+        (hc,) = {
+            f"{r['accuracy']['observed']['gain_backward']:.3g}"
+            for r in records(perflab, "stability", "mhc/gain_hc/eager")
+            if r["shape"]["s"] == s
+        }
+        assert f"| {s} | " + " | ".join([*cells, hc]) + " |" in README
 
 
 def test_the_committed_run_was_measured_on_a_clean_tree():
