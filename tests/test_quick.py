@@ -46,7 +46,7 @@ def measured(tmp_path_factory):
     names = ["*/eager", "*/compiled", "*/compiled_einsum", "*/triton_*", "*/tilelang_*"]
     only = [part for name in names for part in ("--only", name)]
     result = subprocess.run(
-        [*command, *only], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=550, check=False
+        [*command, *only], cwd=folder, env=os.environ, capture_output=True, text=True, timeout=1100, check=False
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
