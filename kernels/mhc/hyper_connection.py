@@ -29,6 +29,7 @@ class HyperConnection(nn.Module):
                      backward without F; "best" takes equation 20's; None keeps everything
     norm             whether the site normalises what F gets (RMSNorm, with a weight): then recomputation covers it
     boundaries       sites at which a pipeline stage begins, which no block crosses
+    norm_eps         of that norm. The paper's 1e-20 lets the gradients of an all-zero token grow 1e10 times a site
 
     At the start every stream stays itself, is read with weight 1/n and written with weight 1, so that a model with
     equal streams is its plain residual self; gates of 0.01 let the streams differ.
@@ -46,15 +47,17 @@ class HyperConnection(nn.Module):
         recompute_block: int | str | None = None,
         norm: bool = True,
         boundaries: Sequence[int] = (),
+        norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
         self.F = nn.ModuleList(F if isinstance(F, nn.ModuleList | Sequence) else [F])
         L, K = len(self.F), n * n + 2 * n
         _check(n, C, L, toolkit)
         self.n, self.C, self.toolkit, self.boundaries = n, C, toolkit, tuple(boundaries)
+        self.norm_eps = norm_eps
         self.block = best_block(L, n) if recompute_block == "best" else recompute_block
-        if self.block is not None:
-            list(blocks(L, self.block, self.boundaries))
+        # Without a block, boundaries are checked all the same.
+        list(blocks(L, L if self.block is None else self.block, self.boundaries))
         self.phi = nn.Parameter(torch.empty(L, n * C, K))
         self.a = nn.Parameter(torch.empty(L, 3))
         self.b = nn.Parameter(torch.empty(L, K))
@@ -87,7 +90,7 @@ class HyperConnection(nn.Module):
         phi, a, b = _Tf32.apply(self.phi.float()), self.a.float(), self.b.float()
         norms = self.g if self.g is not None else [None] * len(self.F)
         parts = zip(phi, a, b, self.F, norms, strict=True)
-        return [Site(phi, a, b, _flat(F, (*lead, self.C)), _norm(g)) for phi, a, b, F, g in parts]
+        return [Site(phi, a, b, _flat(F, (*lead, self.C)), _norm(g, self.norm_eps)) for phi, a, b, F, g in parts]
 
 
 def expand(h: Tensor, n: int) -> Tensor:
@@ -105,7 +108,8 @@ class _Tf32(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, phi):
-        return ((phi.view(torch.int32) + TF32_HALF) & TF32_BITS).view(torch.float32)
+        # A copy: torch.compile takes a view of integers for something that has no gradient.
+        return ((phi.view(torch.int32) + TF32_HALF) & TF32_BITS).view(torch.float32).clone()
 
     @staticmethod
     def backward(ctx, gradient):
@@ -114,11 +118,18 @@ class _Tf32(torch.autograd.Function):
 
 def _flat(F: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """F on tokens in one row, shown to it in the shape that the caller's tokens have."""
-    return lambda v: F(v.view(shape)).reshape(v.shape)
+
+    def flat(v: Tensor) -> Tensor:
+        f = F(v.view(shape))
+        if f.shape != shape:
+            raise ValueError(f"F: expected to give {list(shape)}, as it got; it gave {list(f.shape)}")
+        return f.reshape(v.shape)
+
+    return flat
 
 
-def _norm(g: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-    return None if g is None else lambda u: rms_norm(u, g)
+def _norm(g: Tensor | None, eps: float) -> Callable[[Tensor], Tensor] | None:
+    return None if g is None else lambda u: rms_norm(u, g, eps)
 
 
 def _check(n: int, C: int, L: int, toolkit: str) -> None:

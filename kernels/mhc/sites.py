@@ -97,9 +97,9 @@ def run_sites(
 
 def blocks(L: int, block: int, boundaries: Sequence[int] = ()) -> Iterator[slice]:
     """The recompute blocks of L sites. Fails: ValueError for a block or a boundary that is not in 1..L."""
-    if not 1 <= block <= L:
-        raise ValueError(f"recompute block: expected 1 to {L}, the number of sites; got {block}")
-    if any(not 1 <= boundary <= L for boundary in boundaries):
+    if type(block) is not int or not 1 <= block <= L:
+        raise ValueError(f"recompute block: expected 1 to {L}, the number of sites; got {block!r}")
+    if any(type(boundary) is not int or not 1 <= boundary <= L for boundary in boundaries):
         raise ValueError(f"boundaries: expected sites from 1 to {L}; got {list(boundaries)}")
     edges = sorted({0, L, *boundaries})
     for start, stop in itertools.pairwise(edges):
@@ -219,12 +219,28 @@ class _Place:
     offset: int
 
 
+class _Kept:
+    """A tensor kept as it was: with hooks of one's own, torch does not notice that it was changed in place since."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.version = tensor, tensor._version
+
+    def unchanged(self) -> Tensor:
+        """The tensor. Fails: RuntimeError if it has been changed in place."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "a tensor that backward needs has been modified by an inplace operation: "
+                f"{list(self.tensor.shape)} is at version {self.tensor._version}, expected {self.version}"
+            )
+        return self.tensor.detach()
+
+
 class _Block:
     """What a block of sites keeps, and how the rest is rebuilt when backward first asks for some of it."""
 
     def __init__(self, kit: Kit, sites: Sequence[Site], x: Tensor) -> None:
-        self.kit, self.norms, self.x = kit, [site.norm for site in sites], x.detach()
-        self.kept: list[tuple[Tensor, ...]] = []
+        self.kit, self.norms, self.x = kit, [site.norm for site in sites], _Kept(x)
+        self.kept: list[tuple[_Kept, ...]] = []
         #: While forward runs: the storages that can be rebuilt, and the tensors, so that no storage is given out anew.
         self.places: dict[int, tuple[str, int, Tensor, int]] = {}
         self.rebuilt: dict[tuple[str, int], Tensor] | None = None
@@ -235,33 +251,34 @@ class _Block:
 
     def keep(self, *tensors: Tensor) -> None:
         """Keep what rebuilding starts from: F's output and the coefficients of one site."""
-        self.kept.append(tuple(tensor.detach() for tensor in tensors))
+        self.kept.append(tuple(_Kept(tensor) for tensor in tensors))
 
     def forward_is_over(self) -> None:
         """Let go of what can be rebuilt."""
         self.places.clear()
 
-    def pack(self, tensor: Tensor) -> Tensor | _Place:
+    def pack(self, tensor: Tensor) -> _Kept | _Place:
         """What autograd keeps in the tensor's stead."""
         kind, index, source, version = self.places.get(tensor.untyped_storage()._cdata, ("", 0, None, 0))
         # What a layer function has changed in place since is not what would be rebuilt.
         if source is None or source.dtype != tensor.dtype or tensor._version != version:
-            return tensor
+            return _Kept(tensor)
         return _Place(kind, index, tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    def unpack(self, kept: Tensor | _Place) -> Tensor:
+    def unpack(self, kept: _Kept | _Place) -> Tensor:
         """The tensor, rebuilt if it was not kept."""
-        if not isinstance(kept, _Place):
-            return kept
+        if isinstance(kept, _Kept):
+            return kept.unchanged()
         if self.rebuilt is None:
             self.rebuilt = self._rebuild()
         return self.rebuilt[kept.kind, kept.index].as_strided(kept.size, kept.stride, kept.offset)
 
     @torch.no_grad()
     def _rebuild(self) -> dict[tuple[str, int], Tensor]:
-        fs, h_pres, h_posts, h_ress = zip(*self.kept, strict=True)
-        with torch.cuda.device_of(self.x):
-            xs, us = self.kit.rebuild(dense(self.x), dense(fs[:-1]), h_pres, h_posts[:-1], h_ress[:-1])
+        fs, h_pres, h_posts, h_ress = zip(*([one.unchanged() for one in site] for site in self.kept), strict=True)
+        x = self.x.unchanged()
+        with torch.cuda.device_of(x):
+            xs, us = self.kit.rebuild(dense(x), dense(fs[:-1]), h_pres, h_posts[:-1], h_ress[:-1])
         vs = [norm(u) if norm else u for norm, u in zip(self.norms, us, strict=True)]
         found = {("x", index): x for index, x in enumerate(xs, 1)}
         return found | {("u", index): u for index, u in enumerate(us)} | {("v", index): v for index, v in enumerate(vs)}

@@ -187,7 +187,7 @@ def _freeze_some(work: Work, seed: int) -> None:
     """Let some, never all, of the inputs that require a gradient require none."""
     live = [name for name, tensor in work.given.items() if tensor.requires_grad]
     chooser = random.Random(seed)
-    for name in chooser.sample(live, chooser.randrange(len(live))) if live else ():
+    for name in chooser.sample(live, chooser.randrange(1, len(live))) if len(live) > 1 else ():
         work.given[name].requires_grad_(False)
 
 

@@ -194,6 +194,51 @@ def test_a_layer_function_runs_once_a_step_with_recomputation():
     assert len(calls) == 3
 
 
+@pytest.mark.parametrize("change", ["F", "a", "g", "x"])
+def test_what_is_changed_in_place_before_backward_is_told_in_blocks_too(change):
+    module, x = spread(connection(recompute_block=2)), streams(5).requires_grad_() + 0
+    y = module(x)
+    with torch.no_grad():
+        for parameter in module.F.parameters() if change == "F" else [x if change == "x" else getattr(module, change)]:
+            parameter.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# Dynamo looks at gradients of tensors that have none.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("block", [None, 2])
+def test_every_parameter_has_its_gradient_under_torch_compile(block):
+    module, x = spread(connection(L=2, recompute_block=block)), streams(5)
+    compiled = torch.compile(module, backend="aot_eager")
+    for function in (module, compiled):
+        module.zero_grad()
+        function(x).square().sum().backward()
+        found = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+        if function is module:
+            plain = found
+    assert found.keys() == plain.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, plain[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_zero_token_over_many_sites_has_finite_gradients():
+    x = streams(5)
+    x[2] = 0
+    torch.manual_seed(0)
+    module = MODULE.HyperConnection([nn.Linear(24, 24, bias=False) for _ in range(6)], 4, 24, "eager")
+    assert all(one.isfinite().all() for one in step(module, x))
+
+
+def test_a_layer_function_of_another_shape_is_refused():
+    class Transposes(nn.Module):
+        def forward(self, v):
+            return v.T
+
+    with pytest.raises(ValueError, match=r"F: expected to give \[5, 24\]"):
+        MODULE.HyperConnection(Transposes(), 4, 24)(streams(5))
+
+
 def test_a_module_list_is_several_layer_functions():
     assert len(MODULE.HyperConnection(nn.ModuleList([nn.Identity(), nn.Identity()]), 4, 24).F) == 2
 
@@ -220,6 +265,10 @@ def test_a_second_derivative_is_refused_not_wrong():
         ({"toolkit": "cuda"}, "toolkit: expected auto, eager, compiled, triton, tilelang; got 'cuda'"),
         ({"recompute_block": 0}, "recompute block: expected 1 to 3"),
         ({"recompute_block": 4}, "recompute block: expected 1 to 3"),
+        ({"recompute_block": "bset"}, "recompute block: expected 1 to 3, the number of sites; got 'bset'"),
+        ({"recompute_block": True}, "recompute block: expected 1 to 3"),
+        ({"recompute_block": 2.5}, "recompute block: expected 1 to 3"),
+        ({"boundaries": [99]}, "boundaries: expected sites from 1 to 3"),
         ({"recompute_block": 1, "boundaries": [4]}, "boundaries: expected sites from 1 to 3"),
     ],
 )
