@@ -10,8 +10,12 @@ import perflab
 from tests.conftest import ROOT
 
 MODULE = perflab.load("mhc/hyper_connection", workspace=ROOT)
-# torch's own import of Inductor warns about torch's own TorchScript.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = [
+    # torch's own import of Inductor warns about torch's own TorchScript.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    # Dynamo looks at gradients of tensors that have none.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
 
 
 def connection(toolkit="eager", C=24, L=3, n=4, **options):
@@ -205,8 +209,6 @@ def test_what_is_changed_in_place_before_backward_is_told_in_blocks_too(change):
         y.sum().backward()
 
 
-# Dynamo looks at gradients of tensors that have none.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("block", [None, 2])
 def test_every_parameter_has_its_gradient_under_torch_compile(block):
     module, x = spread(connection(L=2, recompute_block=block)), streams(5)
