@@ -66,8 +66,9 @@ class Model(nn.Module):
 
 def documents():
     """The repository's documents as bytes."""
-    files = sorted(path for path in ROOT.glob("*.md")) + sorted(ROOT.glob("*/README.md"))
-    return torch.tensor(list(b"".join(path.read_bytes() for path in files)))
+    folders = [folder for folder in sorted(ROOT.iterdir()) if folder.is_dir() and not folder.name.startswith(".")]
+    files = [*sorted(ROOT.glob("*.md")), *(folder / "README.md" for folder in folders)]
+    return b"".join(path.read_bytes() for path in files if path.exists())
 
 
 def batch(text, generator):
@@ -88,7 +89,9 @@ def train(toolkit, steps, checkpoint):
     torch.manual_seed(0)
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, text, generator = Model(toolkit).to(device), documents().to(device), torch.Generator().manual_seed(1)
+    # The same text for all, whoever edits a document meanwhile: it lies beside the checkpoint.
+    text = torch.tensor(list(checkpoint.with_name("text").read_bytes())).to(device)
+    model, generator = Model(toolkit).to(device), torch.Generator().manual_seed(1)
     held_out = [batch(text, torch.Generator().manual_seed(seed)) for seed in range(2, 6)]
     optimiser = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
     start, losses = time.perf_counter(), []
@@ -131,6 +134,7 @@ def main():
         return 0
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint.pt"
+        checkpoint.with_name("text").write_bytes(documents())
         runs = [in_its_own_process(toolkit, options.steps, checkpoint) for toolkit in options.toolkits]
     if options.json:
         options.json.write_text(json.dumps(runs))
