@@ -18,7 +18,7 @@ check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --dist worksteal
+	$(BIN)/pytest
 
 format: $(VENV)/tested
 	$(BIN)/ruff format .
