@@ -150,7 +150,8 @@ class Stage:
                 tensor.sizes(ones)
             except KeyError as error:
                 raise ValueError(f"{name}: {tensor.shape!r} names {error}, which is none of the dims") from error
-        scales = {name: getattr(tensor.values, "std", None) for name, tensor in self.inputs.items()}
+        tensors = {**self.inputs, **self.outputs}
+        scales = {name: getattr(tensor.values, "std", None) for name, tensor in tensors.items()}
         for name, value in (*self.params.items(), *scales.items()):
             if isinstance(value, str):
                 try:
@@ -202,14 +203,12 @@ class Stage:
         needed = [tensors[name] for name in self.backward_reads]
         cotangents = [t for t in self.outputs.values() if t.differentiable]
         gradients = [t for t in self.inputs.values() if t.differentiable]
-        backward = (
-            CompulsoryBytes(0, 0)
-            if not self.backward_moves
-            else CompulsoryBytes(
+        backward = CompulsoryBytes(0, 0)
+        if self.backward_moves:
+            backward = CompulsoryBytes(
                 sum(t.nbytes(shape, dtype) for t in (*needed, *cotangents)),
                 sum(t.nbytes(shape, dtype) for t in gradients),
             )
-        )
         if pass_ == "backward":
             return backward
         return CompulsoryBytes(forward.read_bytes + backward.read_bytes, forward.write_bytes + backward.write_bytes)

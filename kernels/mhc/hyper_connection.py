@@ -8,14 +8,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from perflab.measure.inputs import round_to_tf32
+
 from .sites import KITS, Site, best_block, blocks, rms_norm, run_sites
 
 #: The gates at the start, from the paper's table 5.
 GATE = 0.01
 #: The logit of staying in one's own stream at the start; the n - 1 others have 0.
 STAY = 6.0
-#: The bits of a fp32 number that tf32 keeps, and half of its last one.
-TF32_BITS, TF32_HALF = ~0x1FFF, 0x1000
 
 
 class HyperConnection(nn.Module):
@@ -109,7 +109,7 @@ class _Tf32(torch.autograd.Function):
     @staticmethod
     def forward(ctx, phi):
         # A copy: torch.compile takes a view of integers for something that has no gradient.
-        return ((phi.view(torch.int32) + TF32_HALF) & TF32_BITS).view(torch.float32).clone()
+        return round_to_tf32(phi).clone()
 
     @staticmethod
     def backward(ctx, gradient):

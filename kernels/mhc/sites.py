@@ -204,7 +204,7 @@ def _run_lean_site(
     v = site.norm(u) if site.norm else u
     rebuildable(kind="v", tensor=v)
     f = site.F(v).to(x.dtype)
-    keep(f, h_pre.detach(), h_post.detach(), h_res.detach())
+    keep(f, h_pre, h_post, h_res)
     return kit.write(x, f, h_post, h_res) if kit.lean else keeping_inputs(kit.write, x, f, h_post, h_res)
 
 
@@ -223,7 +223,8 @@ class _Kept:
     """A tensor kept as it was: with hooks of one's own, torch does not notice that it was changed in place since."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.version = tensor, tensor._version
+        # Without its graph, which would keep itself alive through us; a detached tensor shares the version.
+        self.tensor, self.version = tensor.detach(), tensor._version
 
     def unchanged(self) -> Tensor:
         """The tensor. Fails: RuntimeError if it has been changed in place."""
@@ -232,7 +233,7 @@ class _Kept:
                 "a tensor that backward needs has been modified by an inplace operation: "
                 f"{list(self.tensor.shape)} is at version {self.tensor._version}, expected {self.version}"
             )
-        return self.tensor.detach()
+        return self.tensor
 
 
 class _Block:

@@ -1,7 +1,9 @@
-"""Bytes that a pass keeps and needs, from what the allocator hands out: exact, and the same wherever it runs.
+"""Bytes that a pass keeps and needs, from what the allocator hands out: exact.
 
 Saved-tensor hooks would tell what autograd saves; they do not see what a function keeps past it, as selective
 checkpointing does. So the graph is kept and everything else is let go: what is still alive then is what backward costs.
+
+What a function makes in its first call and keeps between calls, such as a buffer in a global, is not seen.
 """
 
 from __future__ import annotations
@@ -29,11 +31,10 @@ def measure(work: Work, device: str) -> Memory:
                  outputs and what is saved)
     """
     high_water = _cuda_high_water if device == "cuda" else _cpu_high_water
-    work.call() if work.pass_ != "backward" else None
-    saved = high_water(lambda: _graph(work))[1] if has_backward(work.pass_) else None
+    # Once unmeasured: torch and its libraries make some things when they are first needed.
     work.prepare()
-    if work.pass_ == "backward":
-        work.call()
+    work.call()
+    saved = high_water(lambda: _graph(work))[1] if has_backward(work.pass_) else None
     peak, _ = high_water(work.call)
     return Memory(saved_bytes=saved, peak_bytes=peak, source="allocator")
 
@@ -46,10 +47,11 @@ def _graph(work: Work) -> list[Any]:
 
 def _cpu_high_water(call: Callable[[], object]) -> tuple[int, int]:
     """Most bytes alive during the call, and bytes alive after it while its result is held, above those before."""
-    _collect()
+    # Cycles must not be let go in the midst.
+    gc.collect()
     with profile(use_kineto=True, profile_memory=True) as profiler:
         held = call()
-        _collect()
+        gc.collect()
     events = [event for event in profiler.kineto_results.events() if event.name() == _EVENT]
     alive = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -61,12 +63,12 @@ def _cpu_high_water(call: Callable[[], object]) -> tuple[int, int]:
 
 def _cuda_high_water(call: Callable[[], object]) -> tuple[int, int]:
     """As `_cpu_high_water`, from the bytes requested of the caching allocator, not those that it rounds them to."""
-    _collect()
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
     held = call()
-    _collect()
+    gc.collect()
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     del held
@@ -74,8 +76,3 @@ def _cuda_high_water(call: Callable[[], object]) -> tuple[int, int]:
         stats.get("requested_bytes.all.peak", 0) - before,
         stats.get("requested_bytes.all.current", 0) - before,
     )
-
-
-def _collect() -> None:
-    """Let go of what only cycles keep alive."""
-    gc.collect()

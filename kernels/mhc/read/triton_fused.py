@@ -11,6 +11,7 @@ from ..pre.triton_column_tiles import _forward as weighted_sum
 from ..pre.triton_column_tiles import _pre_backward
 from ..project.triton_split_k import backward as project_backward
 from ..project.triton_split_k import multiply
+from ..sinkhorn.triton_registers import KEPT, balanced, balanced_backward, exponentials
 
 REQUIRES = ("torch", "triton")
 STREAMS = (torch.bfloat16, torch.float16, torch.float32)
@@ -61,9 +62,7 @@ def _coefficients(
     tl.store(h_pre + at, s, mask=mask)
     s, _ = _sigmoid(h[1])
     tl.store(h_post + at, 2.0 * s, mask=mask)
-    M = _exponentials(h, n)
-    for _ in range(iterations):
-        M, _, _ = _normalise(M, n)
+    M = balanced(exponentials(h[2:], n), iterations, n)
     for i in tl.static_range(n):
         tl.store(h_res + (t * n * n + i * n)[:, None] + j[None, :], M[i], mask=mask)
 
@@ -93,83 +92,9 @@ def _sigmoid(h):
     return tl.where(h < 0.0, e, 1.0) / (1.0 + e), e * scale * scale
 
 
-@triton.jit
-def _exponentials(h, n: tl.constexpr):
-    """exp of the rows of res, each column up to a factor, which the first column step cancels."""
-    top = h[2]
-    for i in tl.static_range(1, n):
-        top = tl.maximum(top, h[2 + i], propagate_nan=tl.PropagateNan.ALL)
-    M = ()
-    for i in tl.static_range(n):
-        M += (tl.exp(h[2 + i] - top),)
-    return M
-
-
-@triton.jit
-def _normalise(M, n: tl.constexpr):
-    """M[i, j] / p[j] with p[j] = sum_i M[i, j]; of that, row i over its sum q[i]. Gives the result, p and q."""
-    p = M[0]
-    for i in tl.static_range(1, n):
-        p += M[i]
-    scale = 1.0 / p
-    rows, q = (), ()
-    for i in tl.static_range(n):
-        row = M[i] * scale
-        total = tl.sum(row, 1, keep_dims=True)
-        rows += (row * (1.0 / total),)
-        q += (total,)
-    return rows, p, q
-
-
-@triton.jit
-def _normalise_backward(M, dM, p, q, n: tl.constexpr):
-    """From _normalise's result, its gradient and its sums: the gradient of its input, and of its input's logarithm.
-
-    A division M' = M / s has dM = (dM' - sum dM' M') / s, the sum along the axis that s sums.
-    """
-    columns, grads = (), ()
-    for i in tl.static_range(n):
-        columns += (M[i] * q[i],)
-        grads += ((dM[i] - tl.sum(dM[i] * M[i], 1, keep_dims=True)) / q[i],)
-    dot = grads[0] * columns[0]
-    for i in tl.static_range(1, n):
-        dot += grads[i] * columns[i]
-    scale = 1.0 / p
-    d_before, d_logs = (), ()
-    for i in tl.static_range(n):
-        d_before += ((grads[i] - dot) * scale,)
-        d_logs += (columns[i] * (grads[i] - dot),)
-    return d_before, d_logs
-
-
-@triton.jit
-def _sinkhorn_backward(M, dM, iterations: tl.constexpr, HALF: tl.constexpr, n: tl.constexpr):
-    """Gradient of the logits, from their exponentials M and the gradient of the last iteration's result."""
-    middle = M
-    for _step in range(HALF):
-        middle, _p, _q = _normalise(middle, n)
-    dM, d_logs = _iterations_backward(middle, dM, iterations - HALF, n)
-    if HALF > 0:
-        dM, d_logs = _iterations_backward(M, dM, HALF, n)
-    return d_logs
-
-
-@triton.jit
-def _iterations_backward(start, dM, count: tl.constexpr, n: tl.constexpr):
-    """Each iteration is computed again from the start when it is due: registers cannot hold them all."""
-    d_logs = dM
-    for back in range(count):
-        M = start
-        for _step in range(count - 1 - back):
-            M, _p, _q = _normalise(M, n)
-        M, p, q = _normalise(M, n)
-        dM, d_logs = _normalise_backward(M, dM, p, q, n)
-    return dM, d_logs
-
-
 @triton.jit(do_not_specialize=["T"])
 def _coefficients_backward(
-    dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations: tl.constexpr,
+    dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations: tl.constexpr, EVERY: tl.constexpr,
     n: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     K: tl.constexpr = n * n + 2 * n
@@ -190,7 +115,7 @@ def _coefficients_backward(
         tl.load(dh_post + at, mask=mask, other=0.0) * (2.0 * slope_post),
     )
     dM = _rows(dh_res + (t * n * n)[:, None] + j[None, :], mask, n, n)
-    dh += _sinkhorn_backward(_exponentials(h, n), dM, iterations, iterations // 2, n)
+    dh += balanced_backward(exponentials(h[2:], n), dM, iterations, EVERY, n)
 
     # dm = a dh / r, dr = -sum_k a m dh / r^2
     if dm is not None:
@@ -257,7 +182,7 @@ def _gradients(needs, dx0, du, dh_post, dh_res, x, phi, a, b, h_pre, m, r, itera
     blocks, K = triton.cdiv(T, 32), n * n + 2 * n
     parts = phi.new_empty(blocks, K + 3) if needs[2] or needs[3] else None
     _coefficients_backward[(blocks,)](
-        dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations, n, 32,
+        dh_pre, dh_post, dh_res, m, r, a, b, dm, dr, parts, T, iterations, triton.cdiv(iterations, KEPT), n, 32,
         num_warps=4 if n == 8 else 1, enable_fp_fusion=True,
     )  # fmt: skip
     da, db = (None, None) if parts is None else (torch.empty_like(a), torch.empty_like(b))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from perflab.measure.operators import Operator
 
+from .triton_registers import KEPT, choose
+
 REQUIRES = ("torch", "triton")
-#: How often backward keeps the column scales of an iteration in registers; from those it computes the others again.
-KEPT = 10
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -57,7 +57,7 @@ def _sinkhorn_backward(
     G = dM * (w * (M0 * v))
     for undone in range(iterations - 1):
         k = iterations - 2 - undone
-        before = _later(M0, _choose(kept, k // EVERY, (iterations + EVERY - 1) // EVERY), k % EVERY)
+        before = _later(M0, choose(kept, k // EVERY, (iterations + EVERY - 1) // EVERY), k % EVERY)
         G -= w * (M0 * v) * tl.sum(G, 2, keep_dims=True)
         w = 1.0 / tl.sum(M0 * before, 2, keep_dims=True)
         G -= w * (M0 * v) * tl.sum(G, 1, keep_dims=True)
@@ -66,15 +66,6 @@ def _sinkhorn_backward(
     G -= M0 * v * tl.sum(G, 1, keep_dims=True)
     # The gradient of log M0 is that of the logits: the maximum of a column takes no part, as the sum of G is 0 there.
     tl.store(dlogits + at, G, mask=mask)
-
-
-@triton.jit
-def _choose(kept, index, count: tl.constexpr):
-    # kept[index], for an index that is known only when the kernel runs
-    chosen = kept[0]
-    for k in tl.static_range(1, count):
-        chosen = tl.where(index == k, kept[k], chosen)
-    return chosen
 
 
 @triton.jit

@@ -23,30 +23,36 @@ def _sinkhorn(logits, h_res, T, iterations: tl.constexpr, n: tl.constexpr, BLOCK
     for i in tl.static_range(n):
         M += (tl.load(logits + rows + i * n, mask=mask, other=0.0),)
 
-    # M0[i, j] = exp(logits[i, j] - max_i logits[i, j]): the first column step cancels any factor of a column.
-    top = M[0]
+    M = balanced(exponentials(M, n), iterations, n)
+    for i in tl.static_range(n):
+        tl.store(h_res + rows + i * n, M[i], mask=mask)
+
+
+@triton.jit
+def exponentials(logits, n: tl.constexpr):
+    """M0[i, j] = exp(logits[i, j] - max_i logits[i, j]): the first column step cancels any factor of a column."""
+    top = logits[0]
     for i in tl.static_range(1, n):
-        top = tl.maximum(top, M[i], propagate_nan=tl.PropagateNan.ALL)
+        top = tl.maximum(top, logits[i], propagate_nan=tl.PropagateNan.ALL)
     M0 = ()
     for i in tl.static_range(n):
-        M0 += (tl.exp(M[i] - top),)
-    M = M0
+        M0 += (tl.exp(logits[i] - top),)
+    return M0
 
+
+@triton.jit
+def balanced(M, iterations, n: tl.constexpr):
+    """The rows of the doubly stochastic matrix, from those of M0."""
     for _ in range(iterations):
         # M[i, j] <- M[i, j] / sum_i M[i, j]
-        total = M[0]
-        for i in tl.static_range(1, n):
-            total += M[i]
-        scale = 1.0 / total
+        scale = 1.0 / _sum(M, n)
         # M[i, j] <- M[i, j] / sum_j M[i, j]
         step = ()
         for i in tl.static_range(n):
             row = M[i] * scale
             step += (row * (1.0 / tl.sum(row, 1, keep_dims=True)),)
         M = step
-
-    for i in tl.static_range(n):
-        tl.store(h_res + rows + i * n, M[i], mask=mask)
+    return M
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -60,13 +66,14 @@ def _sinkhorn_backward(
     for i in tl.static_range(n):
         M += (tl.load(logits + rows + i * n, mask=mask, other=0.0),)
         dM += (tl.load(dh_res + rows + i * n, mask=mask, other=0.0),)
-    top = M[0]
-    for i in tl.static_range(1, n):
-        top = tl.maximum(top, M[i], propagate_nan=tl.PropagateNan.ALL)
-    M0 = ()
+    G = balanced_backward(exponentials(M, n), dM, iterations, EVERY, n)
     for i in tl.static_range(n):
-        M0 += (tl.exp(M[i] - top),)
+        tl.store(dlogits + rows + i * n, G[i], mask=mask)
 
+
+@triton.jit
+def balanced_backward(M0, dM, iterations: tl.constexpr, EVERY: tl.constexpr, n: tl.constexpr):
+    """The gradient of the logits, as rows, from M0 and the gradient dM of the balanced matrix."""
     # Every step only scales rows or columns. With the column scales v_k of iteration k, the matrix behind its column
     # step is w_(k-1) M0 v_k and behind its row step w_k M0 v_k, with row scales w_k = 1 / sum_j M0 v_k, and w_0 = 1.
     # So an iteration is told by its v, n numbers. They are kept at k = 1, 1 + EVERY, ...
@@ -84,7 +91,7 @@ def _sinkhorn_backward(
         G += (dM[i] * (w[i] * (M0[i] * v)),)
     for undone in range(iterations - 1):
         k = iterations - 2 - undone
-        before = _later(M0, _choose(kept, k // EVERY, (iterations + EVERY - 1) // EVERY), k % EVERY, n)
+        before = _later(M0, choose(kept, k // EVERY, (iterations + EVERY - 1) // EVERY), k % EVERY, n)
         G = _undo_rows(G, M0, v, w, n)
         w = _row_scales(M0, before, n)
         total = _sum(G, n)
@@ -95,17 +102,15 @@ def _sinkhorn_backward(
         v = before
     G = _undo_rows(G, M0, v, w, n)
     total = _sum(G, n)
-    step = ()
-    for i in tl.static_range(n):
-        step += (G[i] - M0[i] * v * total,)
-    G = step
     # The gradient of log M0 is that of the logits: the maximum of a column takes no part, as the sum of G is 0 there.
+    dlogits = ()
     for i in tl.static_range(n):
-        tl.store(dlogits + rows + i * n, G[i], mask=mask)
+        dlogits += (G[i] - M0[i] * v * total,)
+    return dlogits
 
 
 @triton.jit
-def _choose(kept, index, count: tl.constexpr):
+def choose(kept, index, count: tl.constexpr):
     # kept[index], for an index that is known only when the kernel runs
     chosen = kept[0]
     for k in tl.static_range(1, count):
