@@ -2,7 +2,7 @@
 
 import pytest
 
-from perflab import Stage, Tensor, Tolerance
+from perflab import Normal, Stage, Tensor, Tolerance
 from perflab.catalogue import discover
 from tests.conftest import ROOT
 
@@ -80,6 +80,10 @@ def test_an_absolute_allowance_is_finite_and_not_below_zero(bad):
         ({"inputs": {"x": Tensor("T Q")}}, "none of the dims"),
         ({"outputs": {"y": Tensor("Q")}}, "none of the dims"),
         ({"params": {"x": 1}}, "both an input and a parameter"),
+        ({"params": {"block": "L_r"}}, "block: 'L_r' names 'L_r', which is none of the dims"),
+        ({"inputs": {"x": Tensor("T", values=Normal(std="s"))}}, "x: 's' names 's', which is none of the dims"),
+        ({"outputs": {"y": Tensor("T", values=Normal(std="s"))}}, "y: 's' names 's', which is none of the dims"),
+        ({"observed": ("z",)}, "observed: z is no output"),
         ({"supports": {"T": 5}}, "supports"),
         ({"supports": {"Q": (5,)}}, "supports"),
     ],

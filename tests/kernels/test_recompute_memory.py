@@ -147,6 +147,20 @@ def test_a_second_backward_rebuilds_again_and_nothing_rebuilt_outlives_its_block
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("stem", ["eager", "compiled"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # Dynamo looks
+def test_a_graph_that_is_dropped_without_a_backward_keeps_nothing(stem):
+    step = work(stack(stem), 2)
+    step.forward()
+
+    def forward_only():
+        step.forward()
+
+    _, alive = memory._cpu_high_water(forward_only)
+    assert alive == 0
+
+
 def test_only_one_block_is_rebuilt_at_a_time(watched):
     step, alive = work(watched_stack(watched), 2), []
     plain = Watched.rebuild

@@ -87,6 +87,45 @@ def test_mistakes_of_backward_have_right_values(stem):
             check(subject(stage, wrong, "fp32", pass_), shape_of(stage), [0])
 
 
+#: As the suite `backward` checks what runs in an interpreter: rounding hides more in wide rows and few tokens.
+SUITE_SHAPE = {"T": 33, "n": 4, "C": 2560}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*[("mhc/project", dtype) for dtype in ("bf16", "fp16", "fp32")], ("mhc/read", "fp32"), ("mhc/site", "fp32")],
+)
+def test_at_the_suites_shape_mistakes_are_refused_and_honest_answers_are_not(name, dtype):
+    stage = STAGES[name]
+    eager = next(i for i in stage.implementations if i.stem == "eager")
+    for seed in range(6):
+        check(subject(stage, eager, dtype), SUITE_SHAPE, [seed])
+    for wrong in stage.wrong:
+        for seed in range(3):
+            assert refused(subject(stage, wrong, dtype), SUITE_SHAPE, seed), wrong.stem
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_honest_reads_pass_at_the_suites_shape_in_16_bits(dtype):
+    """grad_a sums over all tokens and may nearly cancel."""
+    stage = STAGES["mhc/read"]
+    eager = next(i for i in stage.implementations if i.stem == "eager")
+    for seed in range(16):
+        check(subject(stage, eager, dtype), SUITE_SHAPE, [seed])
+
+
+def test_the_norms_bound_allows_a_sum_in_the_worst_order():
+    """One square after the other into one fp32 number, as compiled code may add: the error is near the bound, not 0."""
+    x = torch.randn(64, 10240, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    total = torch.zeros(64)
+    for square in x.square().unbind(1):
+        total += square
+    r, exact = (total / 10240).sqrt(), x.double().square().mean(1).sqrt()
+    error = ((r - exact).norm() / exact.norm()).item()
+    bound = STAGES["mhc/project"].contract.tolerance("fp32", "r").relative_l2
+    assert bound / 10 < error < bound
+
+
 def rounded_once(stage, dtype):
     """The reference itself, rounded to the output's dtype: the best that any implementation can do."""
     from perflab.measure.inputs import TORCH_DTYPES
