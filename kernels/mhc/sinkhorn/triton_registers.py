@@ -111,7 +111,7 @@ def balanced_backward(M0, dM, iterations: tl.constexpr, EVERY: tl.constexpr, n: 
 
 @triton.jit
 def choose(kept, index, count: tl.constexpr):
-    # kept[index], for an index that is known only when the kernel runs
+    """kept[index], for an index that is known only when the kernel runs."""
     chosen = kept[0]
     for k in tl.static_range(1, count):
         chosen = tl.where(index == k, kept[k], chosen)
