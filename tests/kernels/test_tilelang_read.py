@@ -184,12 +184,12 @@ def test_three_launches_forward_and_five_backward():
         compiled(4, 2560, torch.bfloat16)()
     assert [kernel.build.__name__ for kernel in launches] == [
         *("multiply_slices", "coefficients", "weighted_sum"),
-        *("inner_products", "undo", "add_blocks", "differentiate", "add_parts"),
+        *("weighted_sum_backward", "undo", "add_blocks", "differentiate", "add_parts"),
     ]
 
 
 def test_offsets_are_64_bits_wide():
-    source, _ = cuda_source(MODULE.inner_products(4, 2560, "bfloat16"))
+    source, _ = cuda_source(MODULE.weighted_sum_backward(4, 2560, "bfloat16", (False, True)))
     assert "(int64_t)blockIdx.x) * (int64_t)10240" in source
 
 

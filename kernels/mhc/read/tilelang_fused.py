@@ -10,10 +10,12 @@ from perflab import Unsupported
 from perflab.measure.operators import Operator
 from perflab.measure.tile_kernel import alloc_shared, dtype_name, tile_kernel
 
-from ..pre.tilelang_row_block import weighted_sum
+from ..activate.tilelang_element_rows import add_blocks
+from ..pre.tilelang_row_block import weighted_sum, weighted_sum_backward
 from ..project._tilelang_backward import gradients
 from ..project.tilelang_split_k import check, sliced
-from ._tilelang_coefficients import LANES, SHARED_BYTES, add_blocks, first_steps, inner_products, undo
+from ..sinkhorn._tilelang_steps import steps
+from ._tilelang_coefficients import LANES, SHARED_BYTES, undo
 
 REQUIRES = ("torch", "tilelang")
 
@@ -24,7 +26,7 @@ def coefficients(n, iterations):
     tokens = T.dynamic("tokens", "int64")
     slices = T.dynamic("slices", "int64")
     K = n * n + 2 * n
-    start = first_steps(n)
+    first, columns, rows, _, _ = steps(n)
 
     @T.prim_func
     def coefficients(
@@ -41,20 +43,20 @@ def coefficients(n, iterations):
         eps: T.float32,
     ):
         with T.Kernel(T.ceildiv(tokens, LANES), threads=4 * LANES) as block:
-            sums = T.alloc_fragment((LANES, K), "float32")
+            raw = T.alloc_fragment((LANES, K), "float32")
             square = T.alloc_fragment((LANES,), "float32")
             h = alloc_shared((LANES, K + 1), "float32")
             M = T.alloc_local((n, n), "float32")
-            rows = T.alloc_local((n,), "float32")
+            sums = T.alloc_local((n,), "float32")
             total = T.alloc_local((1,), "float32")
             t0 = block * LANES
             # m[t, k] = sum_s products[s, t, k] and r[t] = sqrt(sum_s squares[s, t] / (n C) + eps)
             for t, k in T.Parallel(LANES, K):
-                sums[t, k] = 0
+                raw[t, k] = 0
             for s in T.serial(slices):
                 for t, k in T.Parallel(LANES, K):
                     if t0 + t < tokens:
-                        sums[t, k] += products[s, t0 + t, k]
+                        raw[t, k] += products[s, t0 + t, k]
             for t in T.Parallel(LANES):
                 square[t] = 0
             for s in T.serial(slices):
@@ -62,9 +64,9 @@ def coefficients(n, iterations):
                     if t0 + t < tokens:
                         square[t] += squares[s, t0 + t]
             for t, k in T.Parallel(LANES, K):
-                h[t, k] = sums[t, k]
+                h[t, k] = raw[t, k]
                 if t0 + t < tokens:
-                    m[t0 + t, k] = sums[t, k]
+                    m[t0 + t, k] = raw[t, k]
             for t in T.Parallel(LANES):
                 h[t, K] = T.sqrt(square[t] / T.cast(D, "float32") + eps)
                 if t0 + t < tokens:
@@ -80,22 +82,10 @@ def coefficients(n, iterations):
                     for i in T.unroll(n):
                         for j in T.unroll(n):
                             M[i, j] = a[2] * h[lane, 2 * n + i * n + j] / h[lane, K] + b[2 * n + i * n + j]
-                    start(M, rows, total)
+                    first(M, sums, total)
                     for _ in T.serial(iterations - 1):
-                        for j in T.unroll(n):
-                            total[0] = 0
-                            for i in T.unroll(n):
-                                total[0] += M[i, j]
-                            total[0] = 1 / total[0]
-                            for i in T.unroll(n):
-                                M[i, j] *= total[0]
-                        for i in T.unroll(n):
-                            total[0] = 0
-                            for j in T.unroll(n):
-                                total[0] += M[i, j]
-                            total[0] = 1 / total[0]
-                            for j in T.unroll(n):
-                                M[i, j] *= total[0]
+                        columns(M, sums, total)
+                        rows(M, sums, total)
                     for i in T.unroll(n):
                         for j in T.vectorized(n):
                             h_res[t, i, j] = M[i, j]
@@ -130,8 +120,9 @@ def _backward_through(needs, dx0, du, dh_post, dh_res, x, phi, a, b, h_pre, m, r
     tokens, n, C = x.shape
     K = b.shape[0]
     dh_pre, dm, dr, da, db = (torch.empty_like(one) for one in (h_pre, m, r, a, b))
-    parts = b.new_empty(math.ceil(tokens / LANES), K + 3)
-    inner_products(n, C, dtype_name(x, "x"))(x, du, dh_pre)
+    parts = b.new_empty(K + 3, math.ceil(tokens / LANES))
+    # x stands where its gradient would be written, which is not wanted here.
+    weighted_sum_backward(n, C, dtype_name(x, "x"), (False, True))(du, x, h_pre, x, dh_pre)
     undo(n, iterations)(m, r, a, b, dh_pre, dh_post, dh_res, dm, dr, parts)
     if tokens == 0:
         da.zero_(), db.zero_()

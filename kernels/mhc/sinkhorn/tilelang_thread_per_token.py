@@ -8,6 +8,8 @@ from perflab import Unsupported
 from perflab.measure.operators import Operator
 from perflab.measure.tile_kernel import alloc_shared, tile_kernel
 
+from ._tilelang_steps import steps
+
 REQUIRES = ("torch", "tilelang")
 
 THREADS = 64
@@ -20,55 +22,24 @@ SHARED_BYTES = 227 * 1024
 def balance(n, iterations):
     """M0 = exp(logits); then `iterations` times: columns to sum 1, rows to sum 1."""
     tokens = T.dynamic("tokens", "int64")
+    first, columns, rows, _, _ = steps(n)
 
     @T.prim_func
     def balance(logits: T.Tensor((tokens, n, n), "float32"), h_res: T.Tensor((tokens, n, n), "float32")):
         with T.Kernel(T.ceildiv(tokens, THREADS), threads=THREADS) as block:
             M = T.alloc_local((n, n), "float32")
+            sums = T.alloc_local((n,), "float32")
             total = T.alloc_local((1,), "float32")
-            largest = T.alloc_local((1,), "float32")
             for lane in T.Parallel(THREADS):
                 t = block * THREADS + lane
                 if t < tokens:
                     for i in T.unroll(n):
                         for j in T.vectorized(n):
                             M[i, j] = logits[t, i, j]
-                    # Columns of exp(logits), by logarithms: M[i, j] <- logits[i, j] - log sum_i exp(logits[i, j])
-                    for j in T.unroll(n):
-                        largest[0] = M[0, j]
-                        for i in T.unroll(1, n):
-                            largest[0] = T.max(largest[0], M[i, j])
-                        total[0] = 0
-                        for i in T.unroll(n):
-                            M[i, j] -= largest[0]
-                            total[0] += T.exp(M[i, j])
-                        for i in T.unroll(n):
-                            M[i, j] -= T.log(total[0])
-                    # Rows cancel a factor of their own, so its maximum may leave before exp: no row can vanish whole.
-                    for i in T.unroll(n):
-                        largest[0] = M[i, 0]
-                        for j in T.unroll(1, n):
-                            largest[0] = T.max(largest[0], M[i, j])
-                        for j in T.unroll(n):
-                            M[i, j] = T.exp(M[i, j] - largest[0])
-                    for step in T.serial(iterations):
-                        # M[i, j] <- M[i, j] / sum_i M[i, j], done above for the first time
-                        if step > 0:
-                            for j in T.unroll(n):
-                                total[0] = 0
-                                for i in T.unroll(n):
-                                    total[0] += M[i, j]
-                                total[0] = 1 / total[0]
-                                for i in T.unroll(n):
-                                    M[i, j] *= total[0]
-                        # M[i, j] <- M[i, j] / sum_j M[i, j]
-                        for i in T.unroll(n):
-                            total[0] = 0
-                            for j in T.unroll(n):
-                                total[0] += M[i, j]
-                            total[0] = 1 / total[0]
-                            for j in T.unroll(n):
-                                M[i, j] *= total[0]
+                    first(M, sums, total)
+                    for _ in T.serial(iterations - 1):
+                        columns(M, sums, total)
+                        rows(M, sums, total)
                     for i in T.unroll(n):
                         for j in T.vectorized(n):
                             h_res[t, i, j] = M[i, j]
@@ -80,6 +51,7 @@ def balance(n, iterations):
 def balance_backward(n, iterations):
     """Gradient of the logits, exactly: the steps forward again, then back by the sums that they divided by."""
     tokens = T.dynamic("tokens", "int64")
+    first, columns, rows, undo_columns, undo_rows = steps(n)
 
     @T.prim_func
     def balance_backward(
@@ -92,81 +64,39 @@ def balance_backward(n, iterations):
             row_sums = alloc_shared((iterations, n, BACKWARD_THREADS), "float32")
             M = T.alloc_local((n, n), "float32")
             G = T.alloc_local((n, n), "float32")
+            sums = T.alloc_local((n,), "float32")
             total = T.alloc_local((1,), "float32")
-            largest = T.alloc_local((1,), "float32")
             for lane in T.Parallel(BACKWARD_THREADS):
                 # Threads beyond the last token repeat it, and store nothing.
                 t = T.min(T.cast(block, "int64") * BACKWARD_THREADS + lane, tokens - 1)
                 for i in T.unroll(n):
                     for j in T.vectorized(n):
                         M[i, j] = logits[t, i, j]
-                # Columns by logarithms, as in the forward: M[i, j] <- logits[i, j] - log sum_i exp(logits[i, j])
-                for j in T.unroll(n):
-                    largest[0] = M[0, j]
-                    for i in T.unroll(1, n):
-                        largest[0] = T.max(largest[0], M[i, j])
-                    total[0] = 0
-                    for i in T.unroll(n):
-                        M[i, j] -= largest[0]
-                        total[0] += T.exp(M[i, j])
-                    for i in T.unroll(n):
-                        M[i, j] -= T.log(total[0])
-                # M[i, j] <- exp(M[i, j]) / sum_j exp(M[i, j]); a sum that is nothing beside the other rows' may be 0.
+                first(M, sums, total)
                 for i in T.unroll(n):
-                    largest[0] = M[i, 0]
-                    for j in T.unroll(1, n):
-                        largest[0] = T.max(largest[0], M[i, j])
-                    total[0] = 0
-                    for j in T.unroll(n):
-                        M[i, j] = T.exp(M[i, j] - largest[0])
-                        total[0] += M[i, j]
-                    row_sums[0, i, lane] = total[0] * T.exp(largest[0])
-                    total[0] = 1 / total[0]
-                    for j in T.unroll(n):
-                        M[i, j] *= total[0]
+                    # The first column step, done by logarithms, divides by nothing that is needed again.
+                    column_sums[0, i, lane] = 1
+                    row_sums[0, i, lane] = sums[i]
                 for step in T.serial(1, iterations):
-                    # M[i, j] <- M[i, j] / sum_i M[i, j]
+                    columns(M, sums, total)
                     for j in T.unroll(n):
-                        total[0] = 0
-                        for i in T.unroll(n):
-                            total[0] += M[i, j]
-                        column_sums[step, j, lane] = total[0]
-                        total[0] = 1 / total[0]
-                        for i in T.unroll(n):
-                            M[i, j] *= total[0]
-                    # M[i, j] <- M[i, j] / sum_j M[i, j]
+                        column_sums[step, j, lane] = sums[j]
+                    rows(M, sums, total)
                     for i in T.unroll(n):
-                        total[0] = 0
-                        for j in T.unroll(n):
-                            total[0] += M[i, j]
-                        row_sums[step, i, lane] = total[0]
-                        total[0] = 1 / total[0]
-                        for j in T.unroll(n):
-                            M[i, j] *= total[0]
-                # G is the gradient of log M. Through M' = M / s it is G = G' - M' sum(G'), which divides by nothing.
+                        row_sums[step, i, lane] = sums[i]
+                # G[i, j] = dM[i, j] M[i, j], the gradient of log M
                 for i in T.unroll(n):
                     for j in T.vectorized(n):
                         G[i, j] = dh_res[t, i, j]
                 for i, j in T.grid(n, n):
                     G[i, j] *= M[i, j]
                 for back in T.serial(iterations):
-                    # G[i, j] <- G[i, j] - M[i, j] sum_j G[i, j], then the M that this row step was given
                     for i in T.unroll(n):
-                        total[0] = 0
-                        for j in T.unroll(n):
-                            total[0] += G[i, j]
-                        for j in T.unroll(n):
-                            G[i, j] -= M[i, j] * total[0]
-                            M[i, j] *= row_sums[iterations - 1 - back, i, lane]
-                    # G[i, j] <- G[i, j] - M[i, j] sum_i G[i, j], then the M that this column step was given
+                        sums[i] = row_sums[iterations - 1 - back, i, lane]
+                    undo_rows(G, M, sums, total)
                     for j in T.unroll(n):
-                        total[0] = 0
-                        for i in T.unroll(n):
-                            total[0] += G[i, j]
-                        for i in T.unroll(n):
-                            G[i, j] -= M[i, j] * total[0]
-                            if back < iterations - 1:
-                                M[i, j] *= column_sums[iterations - 1 - back, j, lane]
+                        sums[j] = column_sums[iterations - 1 - back, j, lane]
+                    undo_columns(G, M, sums, total)
                 if T.cast(block, "int64") * BACKWARD_THREADS + lane < tokens:
                     for i in T.unroll(n):
                         for j in T.vectorized(n):
