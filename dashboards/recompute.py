@@ -19,6 +19,7 @@ from perflab.present import panels, units
 
 from .metrics.eq20_bytes import elements
 
+PAGE = "Recompute"
 ORDER = 4
 STAGE, PASS = "mhc/stack", "forward_backward"
 #: Panels of a family: what a line shows, its axis title, the tick's suffix.

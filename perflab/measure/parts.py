@@ -18,7 +18,8 @@ def part(name: str) -> AbstractContextManager[object]:
     """What runs inside belongs to the part of that name; an inner part takes from the outer one."""
     if not _asked or torch.compiler.is_compiling():
         return contextlib.nullcontext()
-    return torch.profiler.record_function(PREFIX + name)
+    marked: AbstractContextManager[object] = torch.profiler.record_function(PREFIX + name)
+    return marked
 
 
 @contextlib.contextmanager

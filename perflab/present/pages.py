@@ -1,11 +1,13 @@
-"""The page of a run: charts found by path, drawn from records alone, in a folder that opens offline."""
+"""The pages of a run: charts found by path, drawn from records alone, in a folder that opens offline."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from perflab.record import Record
 from perflab.workspace import Workspace, builtin_root
 
 TEMPLATE, INDEX, PLOTLY = "page.html.j2", "index.html", "plotly.min.js"
+#: The page of charts that name none, and the file that lists the others.
+RUN, PAGES = "Run", "pages.toml"
 #: Files that the page needs besides plotly, copied as they are.
 ASSETS = ("perflab.css", "perflab.js")
 #: How the builder knows its own page again; everything else in the folder is somebody's.
@@ -47,6 +51,7 @@ class Chart:
     path: Path
     order: int
     function: Callable[[pandas.DataFrame, dict[str, Any]], go.Figure | None]
+    page: str = RUN
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,21 @@ class Drawn:
     height: int
     figure: Markup
     notes: list[str]
+    page: str = RUN
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: its name, the question it answers, its charts, and its file."""
+
+    name: str
+    question: str
+    charts: list[Drawn]
+
+    @property
+    def file(self) -> str:
+        """The run's own page is the folder's index."""
+        return INDEX if self.name == RUN else re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") + ".html"
 
 
 def charts(dashboards: Path) -> list[Chart]:
@@ -71,7 +91,7 @@ def charts(dashboards: Path) -> list[Chart]:
 
 
 def build(run: store.Run, place: Workspace, out: Path) -> Path:
-    """Write the run's page into `out`, over an earlier page but over nothing else. Gives the path of index.html.
+    """Write the run's pages into `out`, over earlier ones but over nothing else. Gives the path of index.html.
 
     Fails: PerflabError if the run has no records, `out` cannot be written or holds what is not ours, or a chart fails.
     """
@@ -81,14 +101,25 @@ def build(run: store.Run, place: Workspace, out: Path) -> Path:
     metrics = derive.metrics(place.dashboards)
     derived = derive.derive(records, about, metrics)
     frame = formats.frame(records, derived)
-    drawn = [_draw(chart, frame, about) for chart in charts(place.dashboards)]
-    page = _render(
-        place,
-        _content(records, about, table.blocks(records, derived, metrics)) | {"charts": [one for one in drawn if one]},
-    )
-    _check_folder(out)
-    _write(out, {PLOTLY: _plotly()} | {name: _asset(place, name).encode() for name in ASSETS} | {INDEX: page.encode()})
+    drawn = [one for chart in charts(place.dashboards) if (one := _draw(chart, frame, about))]
+    content = _content(records, about, table.blocks(records, derived, metrics))
+    pages = _pages(drawn, content["question"], place)
+    files = {page.file: _render(place, content | {"page": page, "pages": pages}).encode() for page in reversed(pages)}
+    files = {PLOTLY: _plotly()} | {name: _asset(place, name).encode() for name in ASSETS} | files
+    _check_folder(out, files)
+    _write(out, files)
     return out / INDEX
+
+
+def _pages(drawn: list[Drawn], question: str, place: Workspace) -> list[Page]:
+    """The run's page first, then those that have a chart: as pages.toml has them, then by name."""
+    questions = {RUN: question}
+    if place.dashboards.joinpath(PAGES).is_file():
+        listed = tomllib.loads(place.dashboards.joinpath(PAGES).read_text(encoding="utf-8"))
+        questions |= {page["name"]: page["question"] for page in listed["page"]}
+    names = [*questions, *sorted({one.page for one in drawn} - questions.keys())]
+    pages = [Page(name, questions.get(name, name), [one for one in drawn if one.page == name]) for name in names]
+    return [page for page in pages if page.charts or page.name == RUN]
 
 
 def _load(path: Path) -> Chart:
@@ -102,7 +133,8 @@ def _load(path: Path) -> Chart:
         raise PerflabError(f"{path}: has no docstring; its first line is the chart's caption")
     if not callable(function):
         raise PerflabError(f"{path}: defines no function named {path.stem!r}")
-    return Chart(path.stem, caption, " ".join(reading.split()), path, getattr(module, "ORDER", 100), function)
+    order, page = getattr(module, "ORDER", 100), getattr(module, "PAGE", RUN)
+    return Chart(path.stem, caption, " ".join(reading.split()), path, order, function, page)
 
 
 def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn | None:
@@ -119,7 +151,8 @@ def _draw(chart: Chart, frame: pandas.DataFrame, about: dict[str, Any]) -> Drawn
         line = next((f", line {f.lineno}" for f in reversed(frames) if f.filename == str(chart.path.resolve())), "")
         raise PerflabError(f"{chart.path}{line}: {one_line(error)}") from error
     notes = (figure.layout.meta or {}).get("notes", [])
-    return Drawn(chart.name, chart.caption, chart.reading, int(figure.layout.height or 450), Markup(text), list(notes))
+    height = int(figure.layout.height or 450)
+    return Drawn(chart.name, chart.caption, chart.reading, height, Markup(text), list(notes), chart.page)
 
 
 def _content(records: list[Record], about: dict[str, Any], blocks: list[table.Block]) -> dict[str, Any]:
@@ -171,29 +204,39 @@ def _plotly() -> bytes:
     return (Path(spec.origin).parent / "package_data" / PLOTLY).read_bytes()
 
 
-def _check_folder(out: Path) -> None:
-    """Refuse a folder with somebody else's content. Fails: PerflabError."""
+def _check_folder(out: Path, files: Iterable[str]) -> None:
+    """Refuse a folder with somebody else's content, or in the place of `files`. Fails: PerflabError."""
     if not out.is_dir():
         if out.exists():
             raise PerflabError(f"{out} is a file; choose a folder with --out")
         return
-    ours = {INDEX, PLOTLY, *ASSETS, *(f"{name}.tmp" for name in (INDEX, PLOTLY, *ASSETS))}
+    ours = {*files, *(f"{name}.tmp" for name in files)}
     try:
-        foreign = sorted(path.name for path in out.iterdir() if path.name not in ours)
-        index = out / INDEX
-        if index.exists():
-            if GENERATOR not in index.read_text(encoding="utf-8", errors="replace"):
-                raise PerflabError(f"{index} was not made by perflab and is left alone; choose another --out")
-        elif foreign:
-            raise PerflabError(f"{out} holds {foreign[0]!r}, which is not perflab's; choose an empty folder with --out")
+        if foreign := next((p for p in out.glob("*.html") if p.name in files and not _is_ours(p)), None):
+            raise PerflabError(f"{foreign} was not made by perflab and is left alone; choose another --out")
+        strangers = sorted(path.name for path in out.iterdir() if path.name not in ours)
+        if strangers and not (out / INDEX).exists():
+            raise PerflabError(
+                f"{out} holds {strangers[0]!r}, which is not perflab's; choose an empty folder with --out"
+            )
     except OSError as error:
         raise PerflabError(f"{out}: cannot be read ({error.strerror}); choose another --out") from error
 
 
+def _is_ours(page: Path) -> bool:
+    return GENERATOR in page.read_text(encoding="utf-8", errors="replace")
+
+
 def _write(out: Path, files: dict[str, bytes]) -> None:
-    """Write each file in one step, the page last. A link in the folder is replaced, never followed."""
+    """Write each file in one step, the index last, after an earlier run's pages that this one does not have are gone.
+
+    A link in the folder is replaced, never followed.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for page in out.glob("*.html"):
+            if page.name not in files and page.is_file() and _is_ours(page):
+                page.unlink()
         for name, content in files.items():
             draft = out / f"{name}.tmp"
             draft.unlink(missing_ok=True)

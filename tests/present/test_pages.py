@@ -198,6 +198,53 @@ def test_a_chart_that_gives_none_is_left_out_of_the_page_and_of_its_contents(tmp
     assert "left_out" not in page
 
 
+@pytest.fixture
+def paged(tmp_path: Path) -> Path:
+    """A workspace with a chart on the run's page, one on a listed page and one on a page that is not listed."""
+    for folder in ("kernels", "suites", "dashboards"):
+        (tmp_path / folder).mkdir()
+    body = '"""Mine."""\nimport plotly.graph_objects as go\n\nPAGE = "{1}"\n\n\ndef {0}(frame, about):\n    return go.Figure()\n'
+    for name, page in (("first", "Run"), ("second", "Far & wide"), ("third", "Other")):
+        (tmp_path / f"dashboards/{name}.py").write_text(body.format(name, page))
+    (tmp_path / "dashboards/pages.toml").write_text(
+        '[[page]]\nname = "Empty"\nquestion = "?"\n[[page]]\nname = "Far & wide"\nquestion = "How <far>?"\n'
+    )
+    made.write(tmp_path, made.every_kind())
+    return tmp_path
+
+
+def build_paged(folder: Path) -> int:
+    return command(
+        "dashboard", "build", "--workspace", folder, "--results", folder / "results", "--out", folder / "site"
+    )
+
+
+def test_charts_stand_on_the_pages_they_name_and_pages_without_any_are_not_written(paged: Path) -> None:
+    assert build_paged(paged) == 0
+    found = {path.name: path.read_text(encoding="utf-8") for path in (paged / "site").glob("*.html")}
+    assert {name: re.findall(r'id="figure-(\w+)"', page) for name, page in found.items()} == {
+        "index.html": ["first"], "far-wide.html": ["second"], "other.html": ["third"]
+    }  # fmt: skip
+    for page in found.values():
+        links = re.findall(r'<a href="([\w-]+\.html)"', page)
+        assert links == ["index.html", "far-wide.html", "other.html"]
+        assert page.count('aria-current="page"') == 1
+    assert "How &lt;far&gt;?" in found["far-wide.html"] and "<h1>Other</h1>" in found["other.html"]
+    assert 'id="table"' in found["index.html"] and 'id="table"' not in found["other.html"]
+
+
+def test_an_earlier_run_s_pages_go_and_somebody_else_s_stay(paged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build_paged(paged) == 0
+    (paged / "site/mine.html").write_text("mine")
+    (paged / "dashboards/third.py").unlink()
+    assert build_paged(paged) == 0
+    assert {path.name for path in (paged / "site").glob("*.html")} == {"index.html", "far-wide.html", "mine.html"}
+    (paged / "site/far-wide.html").write_text("not perflab's")
+    assert build_paged(paged) == 2
+    assert "far-wide.html was not made by perflab" in capsys.readouterr().err
+    assert (paged / "site/far-wide.html").read_text() == "not perflab's"
+
+
 def test_the_page_is_built_again_over_itself_and_other_files_stay(tmp_path: Path) -> None:
     first = build(tmp_path, made.every_kind())
     (tmp_path / "site/mine.txt").write_text("keep")
