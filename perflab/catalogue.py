@@ -228,11 +228,9 @@ def _functions(tree: ast.Module) -> set[str]:
 
 
 def _toolkit(stem: str, requires: tuple[str, ...]) -> str:
-    """The file's prefix if it is a toolkit's name, else what it requires, else eager."""
-    prefix = stem.partition("_")[0]
-    if prefix in TOOLKITS:
-        return prefix
-    return next((toolkit for toolkit in ("triton", "tilelang") if toolkit in requires), "eager")
+    """The first word of the file's name that is a toolkit's, else what it requires, else eager."""
+    named = next((word for word in stem.split("_") if word in TOOLKITS), None)
+    return named or next((toolkit for toolkit in ("triton", "tilelang") if toolkit in requires), "eager")
 
 
 def _add(catalogue: Catalogue, path: Path) -> Catalogue:

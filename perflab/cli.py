@@ -61,7 +61,9 @@ def run_case(
     implementation: Annotated[str, typer.Argument(help="Full name, such as mhc/pre/eager.")],
     sizes: Annotated[list[str] | None, typer.Option("-p", help="Size of a dim: -p T=4096.")] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="bf16, fp16 or fp32.")] = "bf16",
-    pass_: Annotated[str, typer.Option("--pass", help="forward, backward or forward_backward.")] = "forward",
+    pass_: Annotated[
+        str | None, typer.Option("--pass", help="forward, backward or forward_backward; default: the stage's first.")
+    ] = None,
     device: Device = "auto",
     kernels: Kernels = None,
     results: Results = None,

@@ -127,6 +127,8 @@ class Stage:
     backward_reads inputs and outputs that the backward pass must read besides the incoming gradients
     observed       outputs whose mean over all elements is a result by itself, and is recorded
     backward_moves whether backward moves anything; not if every gradient is an incoming one, handed on
+    baseline       stem of the implementation that the others are compared with
+    presets        shapes that a suite can name
     source         where the definition stands
     """
 
@@ -140,6 +142,8 @@ class Stage:
     backward_reads: tuple[str, ...] = ()
     backward_moves: bool = True
     observed: tuple[str, ...] = ()
+    baseline: str = "eager"
+    presets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.dims, tuple) or not self.dims:
@@ -173,9 +177,32 @@ class Stage:
         return STREAM_DTYPES if any(t.dtype == "stream" for t in tensors) else ("fp32",)
 
     @property
+    def passes(self) -> tuple[str, ...]:
+        """What can be measured of it, the usual one first."""
+        return ("forward", "backward", "forward_backward")
+
+    @property
     def differentiable(self) -> bool:
         """Whether some input has a gradient."""
         return any(tensor.differentiable for tensor in self.inputs.values())
+
+    def refusal(self, shape: Shape, pass_: str) -> tuple[str, str] | None:
+        """Why a pass makes no sense here, or cannot be checked: a code and a sentence, without the stage's name."""
+        if pass_ != "forward" and not self.differentiable:
+            return "no_backward", "has no input to differentiate"
+        if pass_ != "forward" and (unstated := self.unstated_gradients()):
+            return "no_tolerance", f"states no tolerance for {', '.join(unstated)}"
+        if not any(output.elements(shape) for output in self.outputs.values()):
+            return "empty_shape", "has no output with an element: there is nothing to check"
+        for dim, allowed in self.supports.items():
+            if shape.get(dim) not in allowed:
+                return "unsupported_shape", f"is defined for {dim} in {allowed}, not {shape.get(dim)}"
+        return None
+
+    def check_shape(self, shape: Shape, tokens: int | None) -> dict[str, int]:
+        """The shape that answers are checked at; `tokens` is the most that an interpreter or emulator is given."""
+        most = {} if tokens is None else {self.dims[0]: tokens}
+        return {dim: min(size, most.get(dim, size)) for dim, size in shape.items()}
 
     def unstated_gradients(self) -> list[str]:
         """Gradients for which some dtype states no tolerance: a backward pass cannot be checked then."""
@@ -191,8 +218,11 @@ class Stage:
         of_dtype = self.tolerances[dtype]
         return of_dtype.get(output, of_dtype["*"]) if "*" in of_dtype else of_dtype[output]
 
-    def compulsory(self, shape: Shape, dtype: str, pass_: str = "forward") -> CompulsoryBytes:
-        """Each declared input read once and each output written once; backward from the declared needs."""
+    def compulsory(self, shape: Shape, dtype: str, pass_: str = "forward") -> CompulsoryBytes | None:
+        """Each declared input read once and each output written once; backward from the declared needs.
+
+        None where a stage has no fewest bytes.
+        """
         forward = CompulsoryBytes(
             sum(t.nbytes(shape, dtype) for t in self.inputs.values()),
             sum(t.nbytes(shape, dtype) for t in self.outputs.values()),

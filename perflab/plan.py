@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,10 @@ from perflab.suite import GroupSpec, Suite
 
 @dataclass(frozen=True)
 class Case:
-    """One implementation on one shape. `blocked` says why, when planning already tells that it cannot run."""
+    """One implementation on one shape. `blocked` says why, when planning already tells that it cannot run.
+
+    label  the preset that the shape comes from, with what differs from it; empty for a shape without one
+    """
 
     implementation: Implementation
     shape: dict[str, int]
@@ -23,11 +27,12 @@ class Case:
     pass_: str
     device: str
     blocked: tuple[Status, Reason] | None = None
+    label: str = ""
 
     @property
     def id(self) -> str:
         """A name for people and for --resume: everything that tells two cases of a run apart."""
-        sizes = ",".join(f"{dim}={size}" for dim, size in self.shape.items())
+        sizes = self.label.replace(" ", ",") or ",".join(f"{dim}={size}" for dim, size in self.shape.items())
         return f"{self.implementation.name} {sizes} {self.dtype} {self.pass_} {self.device}"
 
 
@@ -41,12 +46,17 @@ class Group:
     pass_: str
     device: str
     cases: tuple[Case, ...]
+    label: str = ""
 
     @property
     def title(self) -> str:
         """Stage, shape and dtype in one line."""
-        sizes = " ".join(f"{dim}={size}" for dim, size in self.shape.items())
+        sizes = self.label or " ".join(f"{dim}={size}" for dim, size in self.shape.items())
         return f"{self.stage.name} {sizes} {self.dtype} {self.pass_}"
+
+    def with_cases(self, cases: Sequence[Case]) -> Group:
+        """The same group with other cases."""
+        return dataclasses.replace(self, cases=tuple(cases))
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,7 @@ class Plan:
         for group in self.groups:
             cases = tuple(case for case in group.cases if case.id not in case_ids)
             if cases:
-                left.append(Group(group.stage, group.shape, group.dtype, group.pass_, group.device, cases))
+                left.append(group.with_cases(cases))
         return Plan(tuple(left))
 
 
@@ -97,33 +107,49 @@ def _groups_of(
 ) -> Iterator[Group]:
     contract = stage.contract
     dtypes = list(dict.fromkeys(d if d in contract.dtypes else contract.dtypes[-1] for d in spec.dtypes))
-    for full_shape in spec.shapes():
-        missing = [dim for dim in contract.dims if dim not in full_shape]
-        if missing:
-            raise PerflabError(f"suite: group.shape has no {', '.join(missing)}, which {stage.name} needs")
-        shape = {dim: full_shape[dim] for dim in contract.dims}
+    for shape, label in _shapes(spec, stage):
         for dtype in dtypes:
-            for pass_ in spec.passes:
+            for pass_ in _passes(spec, stage):
                 cases = tuple(
                     Case(
-                        i,
-                        shape,
-                        dtype,
-                        pass_,
-                        device,
-                        _blocked(i, stage, (shape, pass_), None if available else device),
+                        i, shape, dtype, pass_, device,
+                        _blocked(i, stage, (shape, pass_), None if available else device), label,
                     )
                     for i in chosen
-                )
-                yield Group(stage, shape, dtype, pass_, device, cases)
+                )  # fmt: skip
+                yield Group(stage, shape, dtype, pass_, device, cases, label)
+
+
+def _shapes(spec: GroupSpec, stage: StageEntry) -> Iterator[tuple[dict[str, int], str]]:
+    """The shapes of one stage, each with its label. Fails: PerflabError for an unknown preset or a missing dim."""
+    contract, base = stage.contract, {}
+    if spec.preset is not None:
+        if spec.preset not in contract.presets:
+            raise unknown("preset", spec.preset, contract.presets)
+        base = dict(contract.presets[spec.preset])
+    for sizes in spec.shapes():
+        full = base | sizes
+        missing = [dim for dim in contract.dims if dim not in full]
+        if missing:
+            raise PerflabError(f"suite: group.shape has no {', '.join(missing)}, which {stage.name} needs")
+        shape = {dim: full[dim] for dim in contract.dims}
+        changed = [f"{dim}={size}" for dim, size in shape.items() if base.get(dim) != size]
+        yield shape, " ".join([spec.preset, *changed]) if spec.preset else ""
+
+
+def _passes(spec: GroupSpec, stage: StageEntry) -> Sequence[str]:
+    """The passes asked for, or the stage's usual one. Fails: PerflabError for one that the stage does not have."""
+    allowed = stage.contract.passes
+    if strange := [pass_ for pass_ in spec.passes if pass_ not in allowed]:
+        raise PerflabError(f"suite: group.passes: {stage.name} has {', '.join(allowed)}, not {strange[0]}")
+    return spec.passes or allowed[:1]
 
 
 def _merge(known: Group | None, group: Group) -> Group:
     """One group for one title, whichever part of the suite asked for its cases."""
     if known is None:
         return group
-    cases = {case.id: case for case in (*known.cases, *group.cases)}
-    return Group(group.stage, group.shape, group.dtype, group.pass_, group.device, tuple(cases.values()))
+    return group.with_cases(list({case.id: case for case in (*known.cases, *group.cases)}.values()))
 
 
 def _blocked(
@@ -139,18 +165,8 @@ def _blocked(
     if missing:
         text = f"needs the package {', '.join(missing)}, which is not installed"
         return "skipped", Reason(code="missing_toolkit", text=text)
-    if pass_ != "forward" and not stage.contract.differentiable:
-        return "skipped", Reason(code="no_backward", text=f"{stage.name} has no input to differentiate")
-    if pass_ != "forward" and (unstated := stage.contract.unstated_gradients()):
-        return "skipped", Reason(
-            code="no_tolerance", text=f"{stage.name} states no tolerance for {', '.join(unstated)}"
-        )
-    if not any(output.elements(shape) for output in stage.contract.outputs.values()):
-        return "skipped", Reason(code="empty_shape", text="no output has an element: there is nothing to check")
-    for dim, allowed in stage.contract.supports.items():
-        if shape.get(dim) not in allowed:
-            text = f"{stage.name} is defined for {dim} in {allowed}, not {shape.get(dim)}"
-            return "skipped", Reason(code="unsupported_shape", text=text)
+    if refusal := stage.contract.refusal(shape, pass_):
+        return "skipped", Reason(code=refusal[0], text=f"{stage.name} {refusal[1]}")
     return None
 
 

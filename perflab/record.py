@@ -106,6 +106,33 @@ class Memory(Strict):
     source: str
 
 
+class Part(Strict):
+    """What one named part of a step took: seconds by profile, without the profiler's own, and operations or kernels.
+
+    phase  forward; backward, what differentiation runs; rebuild, what backward computes anew; or update, the optimiser
+    """
+
+    name: str
+    phase: Literal["forward", "backward", "rebuild", "update"]
+    seconds: float
+    launches: int
+
+
+class Step(Strict):
+    """What an optimiser step is made of, beside its latency.
+
+    tokens, flops  of one step; FLOPs by the model's own count, which recomputation does not raise
+    parts          where its time goes, by profile of steps that were not timed; their sum is the profiled step
+    profiler_s     what profiling one operation takes, which the parts' seconds no longer contain
+    """
+
+    tokens: int
+    flops: float
+    parts: list[Part] = []
+    profiler_s: float | None = None
+    collector: str = ""
+
+
 class KernelReport(Strict):
     """What the compiler says of one kernel."""
 
@@ -124,7 +151,11 @@ class Compile(Strict):
 
 
 class Record(Strict):
-    """One case of one run. Accuracy, latency, traffic and memory exist exactly when `status` is `passed`."""
+    """One case of one run. Accuracy, latency, traffic, memory and step exist exactly when `status` is `passed`.
+
+    label     the preset that the shape comes from, with what differs from it
+    baseline  stem of the implementation of the same group that this one is compared with
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
@@ -134,6 +165,8 @@ class Record(Strict):
     toolkit: str
     pass_: str = Field(alias="pass")
     shape: dict[str, int]
+    label: str = ""
+    baseline: str = "eager"
     dtype: str
     device: str
     status: Status
@@ -144,12 +177,13 @@ class Record(Strict):
     compulsory: Bytes | None = None
     traffic: list[Traffic] = []
     memory: Memory | None = None
+    step: Step | None = None
     compile: Compile | None = None
     warnings: list[str] = []
 
     @model_validator(mode="after")
     def _numbers_exist_exactly_when_passed(self) -> Record:
-        measured = self.accuracy or self.latency or self.traffic or self.memory
+        measured = self.accuracy or self.latency or self.traffic or self.memory or self.step
         if self.status == "passed" and not self.accuracy:
             raise ValueError("a passed record needs its accuracy")
         if self.status != "passed" and measured:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perflab.record import KernelReport
 
@@ -15,6 +15,30 @@ def not_deterministic() -> str:
 def checked_on_fewer_tokens(dim: str, checked: int, declared: int, execution: str) -> str:
     """An interpreter is too slow for the declared shape."""
     return f"checked at {dim}={checked} instead of {declared}: {execution} runs are slow; a CUDA device checks all"
+
+
+def checked_smaller(sizes: Mapping[str, int]) -> str:
+    """The reference cannot hold the declared shape, or the toolkit is too slow for it here."""
+    told = " ".join(f"{dim}={size}" for dim, size in sizes.items())
+    return f"checked at {told}: the fp64 reference of the declared shape would be too large or too slow"
+
+
+def undecided(width: float, wanted: float) -> str:
+    """The overhead's interval is wider than asked for."""
+    return (
+        f"undecided: the 95% interval of the overhead is {100 * width:.1f} percentage points wide, "
+        f"{100 * wanted:.1f} were asked for; close other programs or raise timing.max_seconds"
+    )
+
+
+def no_overhead() -> str:
+    """There is nothing to relate the time to."""
+    return "undecided: no overhead, as the baseline was not timed beside it, or in too few rounds"
+
+
+def no_parts(text: str) -> str:
+    """The step's time could not be told apart."""
+    return f"time not attributed: {text}"
 
 
 def no_traffic(text: str) -> str:

@@ -64,7 +64,7 @@ def execute(order: Order, run: store.Run, observer: Observer) -> None:
         try:
             observer.phase("looking at the machine")
             with _one_at_a_time(pool, observer):
-                about |= _environment(pool, order.device)
+                about |= _environment(pool, order)
             run.write_about(about)
             for group in order.plan.groups:
                 observer.group(group)
@@ -109,14 +109,17 @@ def _about(order: Order, run: store.Run) -> dict[str, Any]:
     }
 
 
-def _environment(pool: Pool, device: str) -> dict[str, Any]:
-    """What torch sees, and the memory ceiling, measured now."""
-    worker = pool.start("native")
+def _environment(pool: Pool, order: Order) -> dict[str, Any]:
+    """What torch sees, and what bounds cases here, measured now."""
+    worker, device = pool.start("native"), order.device
     try:
         environment = worker.ask("environment")
         if device == "cuda" and not environment["cuda_available"]:
             raise PerflabError("torch cannot use CUDA here: install its CUDA build, or use --device cpu")
-        return {"torch": environment, "ceiling": worker.ask("measure_ceiling", device=device)}
+        about = {"torch": environment, "ceiling": worker.ask("measure_ceiling", device=device)}
+        if any(case.pass_ == "step" for case in order.plan.cases()):
+            about["compute"] = worker.ask("measure_compute", device=device)
+        return about
     except WorkerFailure as failure:
         raise PerflabError(f"the machine cannot be measured: {failure.text}") from failure
     finally:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from perflab.errors import PerflabError, unknown
 
-Pass = Literal["forward", "backward", "forward_backward"]
+Pass = Literal["forward", "backward", "forward_backward", "step"]
 Dtype = Literal["bf16", "fp16", "fp32"]
 Size = StrictInt | list[StrictInt]
 
@@ -21,13 +21,18 @@ class _Section(BaseModel):
 
 
 class GroupSpec(_Section):
-    """Cases to cross: stages x implementations x shapes x dtypes x passes. Names are globs."""
+    """Cases to cross: stages x implementations x shapes x dtypes x passes. Names are globs.
+
+    preset  a shape that the stages name; `shape` then changes or adds to it
+    passes  default: the stage's usual one
+    """
 
     stages: list[str] = ["*"]
     implementations: list[str] = ["*"]
-    shape: dict[str, Size]
+    preset: str | None = None
+    shape: dict[str, Size] = {}
     dtypes: list[Dtype] = ["bf16"]
-    passes: list[Pass] = ["forward"]
+    passes: list[Pass] = []
 
     def shapes(self) -> list[dict[str, int]]:
         """Every combination of the sizes given."""
@@ -39,9 +44,12 @@ class Timing(_Section):
     """When sampling stops, whichever comes first.
 
     half_width  relative half-width of the median's 95% interval that is good enough
+    overhead    for steps: half-width of the 95% interval of the overhead over the baseline that is good enough, as a
+                share of the baseline's time; max_seconds then counts for all cases of a group together
     """
 
     half_width: float = Field(default=0.02, gt=0, lt=1)
+    overhead: float = Field(default=0.02, gt=0)
     min_samples: int = Field(default=10, ge=6)
     max_samples: int = Field(default=200, ge=6)
     max_seconds: float = Field(default=3.0, gt=0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from perflab.measure.operators import dense
+from perflab.measure.parts import part
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,17 @@ class Site:
 
 def run_site(kit: Kit, site: Site, x: Tensor) -> Tensor:
     """x [T, n, C] through one site."""
-    x, u, _, h_post, h_res = kit.read(x, site.phi, site.a, site.b, eps=site.eps, iterations=site.iterations)
-    return kit.write(x, site.F(site.norm(u) if site.norm else u).to(x.dtype), h_post, h_res)
+    with part("read"):
+        x, u, _, h_post, h_res = kit.read(x, site.phi, site.a, site.b, eps=site.eps, iterations=site.iterations)
+    f = site.F(_normed(site, u)).to(x.dtype)
+    with part("write"):
+        return kit.write(x, f, h_post, h_res)
+
+
+def _normed(site: Site, u: Tensor) -> Tensor:
+    """What F gets."""
+    with part("norm"):
+        return site.norm(u) if site.norm else u
 
 
 def run_sites(
@@ -90,8 +100,8 @@ def run_sites(
         for site in sites:
             x = run_site(kit, site, x)
         return x
-    for part in blocks(len(sites), block, boundaries):
-        x = _run_block(kit, sites[part], x) if torch.is_grad_enabled() else run_sites(kit, sites[part], x)
+    for members in blocks(len(sites), block, boundaries):
+        x = _run_block(kit, sites[members], x) if torch.is_grad_enabled() else run_sites(kit, sites[members], x)
     return x
 
 
@@ -133,7 +143,7 @@ class _KeepingInputs(torch.autograd.Function):
             )
         needs = ctx.needs_input_grad[1:]
         leaves = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needs, strict=True)]
-        with torch.enable_grad():
+        with torch.enable_grad(), part("rebuild"):
             outputs = ctx.function(*leaves)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         ends = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
@@ -196,16 +206,18 @@ def _run_lean_site(
     def read_without_x(x: Tensor, phi: Tensor, a: Tensor, b: Tensor) -> Any:
         return read(x, phi, a, b)[1:]
 
-    if kit.lean:
-        x, u, h_pre, h_post, h_res = read(x, site.phi, site.a, site.b)
-    else:
-        u, h_pre, h_post, h_res = keeping_inputs(read_without_x, x, site.phi, site.a, site.b)
+    with part("read"):
+        if kit.lean:
+            x, u, h_pre, h_post, h_res = read(x, site.phi, site.a, site.b)
+        else:
+            u, h_pre, h_post, h_res = keeping_inputs(read_without_x, x, site.phi, site.a, site.b)
     rebuildable(kind="u", tensor=u)
-    v = site.norm(u) if site.norm else u
+    v = _normed(site, u)
     rebuildable(kind="v", tensor=v)
     f = site.F(v).to(x.dtype)
     keep(f, h_pre, h_post, h_res)
-    return kit.write(x, f, h_post, h_res) if kit.lean else keeping_inputs(kit.write, x, f, h_post, h_res)
+    with part("write"):
+        return kit.write(x, f, h_post, h_res) if kit.lean else keeping_inputs(kit.write, x, f, h_post, h_res)
 
 
 @dataclass(frozen=True)
@@ -278,9 +290,9 @@ class _Block:
     def _rebuild(self) -> dict[tuple[str, int], Tensor]:
         fs, h_pres, h_posts, h_ress = zip(*([one.unchanged() for one in site] for site in self.kept), strict=True)
         x = self.x.unchanged()
-        with torch.cuda.device_of(x):
+        with torch.cuda.device_of(x), part("rebuild"):
             xs, us = self.kit.rebuild(dense(x), dense(fs[:-1]), h_pres, h_posts[:-1], h_ress[:-1])
-        vs = [norm(u) if norm else u for norm, u in zip(self.norms, us, strict=True)]
+            vs = [norm(u) if norm else u for norm, u in zip(self.norms, us, strict=True)]
         found = {("x", index): x for index, x in enumerate(xs, 1)}
         return found | {("u", index): u for index, u in enumerate(us)} | {("v", index): v for index, v in enumerate(vs)}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perflab.analyse.overhead import Overhead, overhead
 from perflab.record import Record
 
 #: A working set below this multiple of the last-level cache may stay in it.
@@ -24,8 +25,15 @@ class Context:
     group: Sequence[Record] = field(default_factory=tuple)
 
     def baseline(self) -> Record | None:
-        """The group's eager record, which speed-ups refer to."""
-        return next((r for r in self.group if r.implementation.rpartition("/")[2] == "eager"), None)
+        """The group's record that speed-ups and overheads refer to."""
+        return next((r for r in self.group if r.implementation == f"{r.stage}/{r.baseline}"), None)
+
+    def overhead(self, record: Record) -> Overhead | None:
+        """The record's overhead over the group's baseline, of steps sampled in rounds."""
+        baseline = self.baseline()
+        if baseline is None or baseline is record or record.step is None:
+            return None
+        return overhead(record.latency, baseline.latency) if record.latency and baseline.latency else None
 
     def cache_bytes(self, device: str) -> int | None:
         """The last-level cache of `device`, in bytes."""
@@ -49,3 +57,7 @@ class Context:
         """The best memory bandwidth that the run measured outside the cache, in B/s."""
         outside = [entry["bandwidth"] for entry in self.about.get("ceiling") or [] if entry["outside_cache"]]
         return max(outside, default=None)
+
+    def matmul_rate(self, dtype: str) -> float | None:
+        """The rate of large matrix products that the run measured, in FLOP/s."""
+        return ((self.about.get("compute") or {}).get("matmul") or {}).get(dtype)

@@ -43,8 +43,8 @@ def suite(name: str, choice: Choice) -> int:
     return _run(name, suites.load(name, place.suites), choice)
 
 
-def case(implementation: str, sizes: Sequence[str], dtype: str, pass_: str, choice: Choice) -> int:
-    """Run one implementation, with the stage's eager one as the baseline. Gives the exit code."""
+def case(implementation: str, sizes: Sequence[str], dtype: str, pass_: str | None, choice: Choice) -> int:
+    """Run one implementation, with the stage's baseline beside it. Gives the exit code."""
     _, catalogue = common.open_workspace(choice.workspace, choice.kernels, choice.results)
     chosen = catalogue.implementation(implementation)
     stage = catalogue.stage(chosen.stage)
@@ -52,10 +52,17 @@ def case(implementation: str, sizes: Sequence[str], dtype: str, pass_: str, choi
     for dim in given:
         if dim not in stage.contract.dims:
             raise PerflabError(f"-p {dim}: {stage.name} has the dims {', '.join(stage.contract.dims)}")
-    shape = {dim: given.get(dim, DEFAULT_SIZES.get(dim, 1)) for dim in stage.contract.dims}
-    group = {"stages": [stage.name], "shape": shape, "dtypes": [dtype], "passes": [pass_]}
+    preset = next(iter(stage.contract.presets), None)
+    shape = given if preset else {dim: given.get(dim, DEFAULT_SIZES.get(dim, 1)) for dim in stage.contract.dims}
+    group = {
+        "stages": [stage.name],
+        "preset": preset,
+        "shape": shape,
+        "dtypes": [dtype],
+        "passes": [pass_] if pass_ else [],
+    }
     order = suites.parse({"question": f"How does {implementation} do?", "group": [group]}, "run case")
-    names = [glob.escape(chosen.name), glob.escape(f"{stage.name}/eager")]
+    names = [glob.escape(chosen.name), glob.escape(f"{stage.name}/{stage.contract.baseline}")]
     return _run(f"case-{chosen.stem}", order, _with_only(choice, names))
 
 

@@ -1,8 +1,10 @@
-"""The memory ceiling: how fast this machine copies and adds large arrays, with the threads that cases use."""
+"""What bounds every case here: how fast this machine copies, adds and multiplies large arrays, and starts work."""
 
 from __future__ import annotations
 
+import functools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ CACHE_MULTIPLES = (0.25, 1, 4)
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: Most memory that one measurement may take.
 MAX_BYTES = 5 * 2**28
+#: Rows and columns of the matrices that tell the product rate.
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 #: A GPU needs more than its cache's multiples to show its memory: starting and ending weigh less in gigabytes.
 CUDA_WORKING_SETS = (2**30, 4 * 2**30)
 
@@ -43,6 +47,23 @@ def measure(device: str, cache_bytes: int | None) -> list[dict[str, Any]]:
     return results
 
 
+def compute(device: str) -> dict[str, Any]:
+    """The rate of large matrix products, and the cost of work too small to take time itself.
+
+    gives  matmul: FLOP/s by dtype, of square matrices of MATMUL_SIZE; launch_s: seconds of an operation on one element
+    """
+    rates = {}
+    for dtype in ("fp32", "bf16") if device == "cuda" else ("fp32",):
+        torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+        a, b, c = (
+            torch.ones(MATMUL_SIZE[device], MATMUL_SIZE[device], dtype=torch_dtype, device=device) for _ in "abc"
+        )
+        seconds = _seconds(functools.partial(torch.matmul, a, b, out=c), device)
+        rates[dtype] = 2 * MATMUL_SIZE[device] ** 3 / seconds
+    one = torch.ones(1, device=device)
+    return {"matmul": rates, "launch_s": _seconds(lambda: one.add_(1), device)}
+
+
 def noise(device: str, samples: int) -> dict[str, float]:
     """Two copies of one function, sampled in turn: what differs is noise.
 
@@ -68,8 +89,14 @@ def _bandwidth(kernel: str, arrays: int, working_set: int, device: str) -> float
     elements = working_set // arrays // 4
     a, b, *rest = (torch.ones(elements, device=device) for _ in range(arrays))
     if kernel == "copy":
-        clock = timer(lambda: a.copy_(b), device)
+        seconds = _seconds(lambda: a.copy_(b), device)
     else:
-        clock = timer(lambda: torch.add(b, rest[0], alpha=3.0, out=a), device)
+        seconds = _seconds(lambda: torch.add(b, rest[0], alpha=3.0, out=a), device)
+    return elements * 4 * arrays / seconds
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    """The median of SAMPLES batches, per call."""
+    clock = timer(call, device)
     clock.calibrate(0.005)
-    return elements * 4 * arrays / statistics.median(clock.sample(SAMPLES))
+    return statistics.median(clock.sample(SAMPLES))

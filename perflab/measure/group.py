@@ -5,25 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perflab import machine, remarks
+from perflab.analyse.overhead import overhead
 from perflab.analyse.stats import relative_half_width
-from perflab.contract import CompulsoryBytes
 from perflab.measure.bystanders import Bystanders
+from perflab.measure.draft import Draft
 from perflab.measure.pool import Pool, Worker, WorkerFailure
-from perflab.measure.sampling import sample_group
+from perflab.measure.sampling import sample_group, sample_rounds
 from perflab.measure.task import execution, task_for
-from perflab.plan import Case, Group
-from perflab.record import Accuracy, Bytes, Compile, Execution, Latency, Memory, Reason, Record, Status, Traffic
+from perflab.plan import Group
+from perflab.record import Accuracy, Compile, Latency, Memory, Record, Step, Traffic
 from perflab.suite import Suite
 
-#: Codes of a refused answer; any other failure is one of the process, not of the answer.
-WRONG = {"wrong_output", "wrong_shape", "wrong_dtype", "wrong_value", "not_finite", "inputs_changed"}
-#: Codes of what a machine or a toolkit cannot do, which is nobody's mistake.
-SKIPPED = {"unsupported_shape", "not_expressible", "missing_compiler", "no_backward"}
 #: Toolkits that no source of bytes covers yet.
 UNCOUNTED = ("tilelang", "peer")
 #: A count below this share of the compulsory bytes has missed some of what was moved.
@@ -32,59 +29,6 @@ LEAST_SHARE = 0.999
 BUSY_SHARE = 0.1
 #: Work is started in this order, so that the long pieces do not come last.
 LONGEST_FIRST = ("compiled", "tilelang", "triton", "peer", "eager")
-
-
-@dataclass
-class Draft:
-    """A record in the making."""
-
-    case: Case
-    execution: Execution
-    status: Status = "passed"
-    reason: Reason | None = None
-    accuracy: Accuracy | None = None
-    traffic: list[Traffic] = field(default_factory=list)
-    memory: Memory | None = None
-    compile: Compile | None = None
-    remarks: list[str] = field(default_factory=list)
-    worker: Worker | None = None
-
-    def fail(self, failure: WorkerFailure) -> None:
-        """Take the failure as the case's outcome."""
-        self.status = "wrong" if failure.code in WRONG else "skipped" if failure.code in SKIPPED else "failed"
-        self.reason = Reason(code=failure.code, text=failure.text)
-        self.close()
-
-    def close(self) -> None:
-        """End the worker, if one is kept."""
-        if self.worker is not None:
-            self.worker.close()
-            self.worker = None
-
-    def record(self, run_id: str, compulsory: Bytes, latency: Latency | None = None) -> Record:
-        """The finished record."""
-        case, passed = self.case, self.status == "passed"
-        return Record(
-            run_id=run_id,
-            case_id=case.id,
-            stage=case.implementation.stage,
-            implementation=case.implementation.name,
-            toolkit=case.implementation.toolkit,
-            pass_=case.pass_,
-            shape=case.shape,
-            dtype=case.dtype,
-            device=case.device,
-            status=self.status,
-            reason=self.reason,
-            execution=self.execution if passed else None,
-            accuracy=self.accuracy if passed else None,
-            latency=latency if passed else None,
-            compulsory=compulsory,
-            traffic=self.traffic if passed else [],
-            memory=self.memory if passed else None,
-            compile=self.compile,
-            warnings=self.remarks,
-        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +50,11 @@ class GroupRun:
             timed = {draft.case.id: draft for draft in drafts if draft.worker is not None}
             workers = {case_id: draft.worker for case_id, draft in timed.items() if draft.worker}
             bystanders = Bystanders([os.getpid(), *(worker.pid for worker in workers.values())])
-            outcomes = sample_group(workers, self.suite.timing, self.seed)
+            if self._is_step:
+                outcomes = sample_rounds(workers, self.suite.timing, self.seed, self._baseline)
+                self._remark_on_overheads(timed, outcomes)
+            else:
+                outcomes = sample_group(workers, self.suite.timing, self.seed)
             share = bystanders.share()
             for case_id, outcome in outcomes.items():
                 if share > BUSY_SHARE:
@@ -115,6 +63,28 @@ class GroupRun:
         finally:
             for draft in drafts:
                 draft.close()
+
+    @property
+    def _is_step(self) -> bool:
+        return self.group.pass_ == "step"
+
+    @property
+    def _baseline(self) -> str:
+        """The id of the case that the others are compared with; empty if it is not in the group."""
+        stem = self.group.stage.contract.baseline
+        return next((case.id for case in self.group.cases if case.implementation.stem == stem), "")
+
+    def _remark_on_overheads(self, timed: Mapping[str, Draft], outcomes: Mapping[str, Latency | WorkerFailure]) -> None:
+        """Say of every overhead that is not known well enough that it is undecided."""
+        baseline, wanted = outcomes.get(self._baseline), 2 * self.suite.timing.overhead
+        for case_id, outcome in outcomes.items():
+            if case_id == self._baseline or isinstance(outcome, WorkerFailure):
+                continue
+            found = overhead(outcome, baseline) if isinstance(baseline, Latency) else None
+            if found is None:
+                timed[case_id].remarks.append(remarks.no_overhead())
+            elif found.width > wanted:
+                timed[case_id].remarks.append(remarks.undecided(found.width, wanted))
 
     def _prepare_all(self, drafts: Sequence[Draft]) -> None:
         """Check, count and compile, as many at a time as there are cores; emit what needs no timing."""
@@ -136,7 +106,7 @@ class GroupRun:
 
     def _extra_work(self, draft: Draft) -> list[Callable[[Draft], None]]:
         """What can be found out beside the check, in workers of its own."""
-        if draft.case.blocked:
+        if draft.case.blocked or self._is_step:
             return []
         toolkit, native = draft.case.implementation.toolkit, draft.execution == "native"
         return [
@@ -155,24 +125,27 @@ class GroupRun:
         seeds = [self.seed + draw for draw in range(self.suite.check.draws)]
         try:
             worker.ask("open", task=task)
-            if case.implementation.toolkit == "compiled":
+            if case.implementation.toolkit == "compiled" and not self._is_step:
                 # Counting reads the schedule of the first compilation, so it comes first.
                 start = time.perf_counter()
                 self._count(draft, worker)
                 seconds = time.perf_counter() - start
                 draft.compile = Compile(seconds=seconds, target=f"inductor {case.device}")
             draft.accuracy = Accuracy.model_validate(worker.ask("check", seeds=seeds))
-            if case.implementation.toolkit == "eager" or (
-                draft.execution == "interpreted" and self.suite.check.interpret
-            ):
+            interpreted = draft.execution == "interpreted" and self.suite.check.interpret and not self._is_step
+            if case.implementation.toolkit == "eager" or interpreted:
                 self._count(draft, worker)
             self._measure_memory(draft, worker)
+            if self._is_step and draft.execution != "native":
+                self._attribute(draft, worker)
         except WorkerFailure as failure:
             draft.fail(failure)
             return
-        if draft.execution == "interpreted" and not self.suite.check.interpret:
+        if self._is_step and case.implementation.toolkit != "eager":
+            draft.remarks.append(remarks.no_traffic("whole steps are counted of eager code only"))
+        elif draft.execution == "interpreted" and not self.suite.check.interpret:
             draft.remarks.append(remarks.no_traffic("the suite says interpret = false"))
-        if case.implementation.toolkit in UNCOUNTED:
+        elif case.implementation.toolkit in UNCOUNTED:
             draft.remarks.append(remarks.no_traffic(f"no source counts {case.implementation.toolkit} code yet"))
         self._remark_on_check(draft, draft.accuracy)
         if draft.execution != "native":
@@ -187,8 +160,9 @@ class GroupRun:
                 raise
             draft.remarks.append(remarks.no_traffic(failure.text))
             return
-        fewest = self._compulsory().total_bytes
-        if traffic.read_bytes + traffic.write_bytes < fewest * LEAST_SHARE:
+        contract = self.group.stage.contract
+        fewest = contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)
+        if fewest and traffic.read_bytes + traffic.write_bytes < fewest.total_bytes * LEAST_SHARE:
             draft.remarks.append(remarks.traffic_below_fewest(traffic.source))
         else:
             draft.traffic.append(traffic)
@@ -201,6 +175,15 @@ class GroupRun:
             if not failure.alive:
                 raise
             draft.remarks.append(remarks.no_memory(failure.text))
+
+    def _attribute(self, draft: Draft, worker: Worker) -> None:
+        """Where the step's time goes; a worker that dies of it is the case's failure, anything else a remark."""
+        try:
+            draft.step = Step.model_validate(worker.ask("attribute"))
+        except WorkerFailure as failure:
+            if not failure.alive:
+                raise
+            draft.remarks.append(remarks.no_parts(failure.text))
 
     def _count_interpreted(self, draft: Draft) -> None:
         """Count a Triton case's bytes by the interpreter, while its own worker runs on the GPU."""
@@ -231,9 +214,12 @@ class GroupRun:
     def _remark_on_check(self, draft: Draft, accuracy: Accuracy) -> None:
         if accuracy.deterministic is False:
             draft.remarks.append(remarks.not_deterministic())
-        for dim, size in draft.case.shape.items():
-            if accuracy.shape[dim] != size:
-                draft.remarks.append(remarks.checked_on_fewer_tokens(dim, accuracy.shape[dim], size, draft.execution))
+        smaller = {dim: size for dim, size in draft.case.shape.items() if accuracy.shape[dim] != size}
+        if self._is_step and smaller:
+            draft.remarks.append(remarks.checked_smaller({dim: accuracy.shape[dim] for dim in smaller}))
+            return
+        for dim, size in smaller.items():
+            draft.remarks.append(remarks.checked_on_fewer_tokens(dim, accuracy.shape[dim], size, draft.execution))
 
     def _finish(self, draft: Draft, outcome: Latency | WorkerFailure) -> None:
         """Emit a timed case: with its latency, or with what kept it from one."""
@@ -241,6 +227,13 @@ class GroupRun:
             draft.fail(outcome)
             self._emit(draft)
             return
+        if self._is_step and draft.worker:
+            try:
+                self._attribute(draft, draft.worker)
+            except WorkerFailure as failure:
+                draft.fail(failure)
+                self._emit(draft)
+                return
         width, wanted = relative_half_width(outcome.samples_s), self.suite.timing.half_width
         if width > wanted:
             draft.remarks.append(remarks.unstable(width, wanted, outcome.stop_reason))
@@ -251,9 +244,4 @@ class GroupRun:
         self._emit(draft, outcome)
 
     def _emit(self, draft: Draft, latency: Latency | None = None) -> None:
-        fewest = self._compulsory()
-        compulsory = Bytes(read_bytes=fewest.read_bytes, write_bytes=fewest.write_bytes)
-        self.emit(draft.record(self.run_id, compulsory, latency))
-
-    def _compulsory(self) -> CompulsoryBytes:
-        return self.group.stage.contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)
+        self.emit(draft.record(self.run_id, self.group.stage.contract, latency))

@@ -39,6 +39,14 @@ def measure(work: Work, device: str) -> Memory:
     return Memory(saved_bytes=saved, peak_bytes=peak, source="allocator")
 
 
+def measure_step(loss: Callable[[], object], step: Callable[[], object], device: str) -> Memory:
+    """Bytes that the loss keeps while it waits for backward, and the high-water mark of a whole step."""
+    high_water = _cuda_high_water if device == "cuda" else _cpu_high_water
+    _, saved = high_water(loss)
+    peak, _ = high_water(step)
+    return Memory(saved_bytes=saved, peak_bytes=peak, source="allocator")
+
+
 def _graph(work: Work) -> list[Any]:
     """The graph of one forward pass, without its outputs."""
     outputs = work.forward()

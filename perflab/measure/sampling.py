@@ -1,4 +1,4 @@
-"""Sampling a group: its implementations in turn, in random order, until each is known well enough."""
+"""Sampling a group: its implementations in turn, in random order, until what is asked of them is known well enough."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from perflab.analyse.stats import relative_half_width
+from perflab.analyse.overhead import of_rounds
+from perflab.analyse.stats import median, relative_half_width
 from perflab.measure.pool import Worker, WorkerFailure
 from perflab.record import Latency, StopReason
 from perflab.suite import Timing
@@ -39,6 +41,10 @@ class _Series:
             self.blocks.append(len(self.samples))
             self.samples += taken
         self.seconds += time.monotonic() - start
+
+    def rounds(self) -> list[float]:
+        """The median of every block."""
+        return [median(self.samples[start:end]) for start, end in pairwise([*self.blocks, len(self.samples)])]
 
     def decide(self, timing: Timing) -> None:
         """Set the reason to stop, if there is one."""
@@ -76,13 +82,7 @@ class _Series:
 
 def sample_group(workers: Mapping[str, Worker], timing: Timing, seed: int) -> dict[str, Latency | WorkerFailure]:
     """Latency of every worker's case, or how its worker failed; one bad case does not disturb the others."""
-    results: dict[str, Latency | WorkerFailure] = {}
-    running: dict[str, _Series] = {}
-    for case_id, worker in workers.items():
-        try:
-            running[case_id] = _Series(worker, worker.ask("calibrate", batch_seconds=timing.batch_seconds))
-        except WorkerFailure as failure:
-            results[case_id] = failure
+    running, results = _calibrate(workers, timing)
     order = random.Random(seed)
     while running:
         for case_id in order.sample(sorted(running), len(running)):
@@ -98,3 +98,55 @@ def sample_group(workers: Mapping[str, Worker], timing: Timing, seed: int) -> di
                 results[case_id] = series.finish(seed + len(series.samples))
                 del running[case_id]
     return results
+
+
+def sample_rounds(
+    workers: Mapping[str, Worker], timing: Timing, seed: int, baseline: str
+) -> dict[str, Latency | WorkerFailure]:
+    """As `sample_group`, in rounds of one block each, until every overhead over the case `baseline` is known.
+
+    All cases have a block in every round and stop together: what slows a round slows all of it.
+    """
+    running, results = _calibrate(workers, timing)
+    order, start = random.Random(seed), time.monotonic()
+    reason: StopReason | None = None
+    while running and not reason:
+        for case_id in order.sample(sorted(running), len(running)):
+            try:
+                running[case_id].block()
+            except WorkerFailure as failure:
+                results[case_id] = failure
+                del running[case_id]
+        reason = _reason(running, timing, baseline, time.monotonic() - start)
+    for case_id, series in running.items():
+        series.stop_reason = reason
+        results[case_id] = series.finish(seed + len(series.samples))
+    return results
+
+
+def _calibrate(
+    workers: Mapping[str, Worker], timing: Timing
+) -> tuple[dict[str, _Series], dict[str, Latency | WorkerFailure]]:
+    """The series of all workers that can be sampled, and how the others failed."""
+    running: dict[str, _Series] = {}
+    failed: dict[str, Latency | WorkerFailure] = {}
+    for case_id, worker in workers.items():
+        try:
+            running[case_id] = _Series(worker, worker.ask("calibrate", batch_seconds=timing.batch_seconds))
+        except WorkerFailure as failure:
+            failed[case_id] = failure
+    return running, failed
+
+
+def _reason(running: Mapping[str, _Series], timing: Timing, baseline: str, seconds: float) -> StopReason | None:
+    """Why no further round is needed, if none is."""
+    if seconds >= timing.max_seconds and all(series.samples for series in running.values()):
+        return "time_limit"
+    if all(len(series.samples) >= timing.max_samples for series in running.values()):
+        return "samples"
+    if baseline not in running:
+        return None
+    rounds = {case_id: series.rounds() for case_id, series in running.items()}
+    found = [of_rounds(rounds[case_id], rounds[baseline]) for case_id in running if case_id != baseline]
+    known = [one for one in found if one and one.width <= 2 * timing.overhead]
+    return "half_width" if len(known) == len(found) and found else None

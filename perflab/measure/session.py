@@ -18,18 +18,25 @@ from perflab.measure.comparison import GRADIENT
 from perflab.measure.passes import Work, has_backward, require_gradients
 from perflab.measure.task import Task, execution
 from perflab.measure.timing import CpuTimer, CudaTimer, timer
+from perflab.measure.training import TrainingSession
 from perflab.record import Compile
+from perflab.training import TrainingStage
 
 #: The architecture that offline compilation reports on.
 COMPILE_TARGET = "sm_90a"
 
 
+def open_case(task: Task) -> Session | TrainingSession:
+    """The case's session, by the kind of its stage."""
+    stage = load_module(task.stage_folder / "stage.py").STAGE
+    return TrainingSession(task, stage) if isinstance(stage, TrainingStage) else Session(task, stage)
+
+
 class Session:
     """A loaded case. Methods are the requests that a worker answers."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.stage: Stage = load_module(task.stage_folder / "stage.py").STAGE
+    def __init__(self, task: Task, stage: Stage) -> None:
+        self.task, self.stage = task, stage
         self.function: Callable[..., Any] = getattr(load_module(task.implementation), task.function)
         self._timer: CpuTimer | CudaTimer | None = None
         self._work: Work | None = None
@@ -138,6 +145,11 @@ def environment() -> dict[str, Any]:
 def measure_ceiling(device: str) -> list[dict[str, Any]]:
     """The memory ceiling of `device`."""
     return ceiling.measure(device, machine.last_level_cache_bytes())
+
+
+def measure_compute(device: str) -> dict[str, Any]:
+    """The matrix product rate and the launch cost of `device`."""
+    return ceiling.compute(device)
 
 
 def measure_noise(device: str, samples: int) -> dict[str, float]:

@@ -37,19 +37,16 @@ def execution(toolkit: str, device: str) -> Execution:
 
 
 def task_for(case: Case, group: Group, tokens: int, device: str | None = None) -> Task:
-    """The task of a case; what is not native is checked on at most `tokens` of the first dim."""
+    """The task of a case; what is not native is checked on at most `tokens` tokens."""
     device = device or case.device
-    check_shape = dict(case.shape)
-    if execution(case.implementation.toolkit, device) != "native":
-        token_dim = group.stage.contract.dims[0]
-        check_shape[token_dim] = min(check_shape[token_dim], tokens)
+    native = execution(case.implementation.toolkit, device) == "native"
     return Task(
         stage_folder=group.stage.folder,
         implementation=case.implementation.path,
         function=group.stage.function,
         toolkit=case.implementation.toolkit,
         shape=dict(case.shape),
-        check_shape=check_shape,
+        check_shape=group.stage.contract.check_shape(case.shape, None if native else tokens),
         dtype=case.dtype,
         device=device,
         pass_=case.pass_,

@@ -25,7 +25,7 @@ MODE_ENVIRONMENT = {
 }
 
 #: Requests that need no case.
-OF_THE_MACHINE = ("environment", "measure_ceiling", "measure_noise")
+OF_THE_MACHINE = ("environment", "measure_ceiling", "measure_compute", "measure_noise")
 
 
 def main(connection: Connection, mode: str, log: Path) -> None:
@@ -65,7 +65,7 @@ def _serve(connection: Connection, mode: str) -> None:
             from perflab.measure import session as sessions
 
             if request == "open":
-                session = sessions.Session(**arguments)
+                session = sessions.open_case(**arguments)
                 result = None
             elif request in OF_THE_MACHINE:
                 result = getattr(sessions, request)(**arguments)

@@ -19,7 +19,7 @@ from perflab.present.formats import Derived, observed
 from perflab.record import Record
 
 HEADER = ("implementation", "status", "rel. error", "traffic", "x fewest", "source", "launches", "latency", "bandwidth",
-          "of ceiling", "vs eager", "saved", "peak", "sm_90a")  # fmt: skip
+          "of ceiling", "vs eager", "overhead", "tokens/s", "utilisation", "saved", "peak", "sm_90a")  # fmt: skip
 #: Columns that hold words; numbers stand to the right.
 WORDS = ("implementation", "status", "source")
 #: Below this amplification there is nothing to explain.
@@ -96,6 +96,11 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
         "traffic: bytes counted by `source`; x fewest: traffic over the contract's compulsory bytes; "
         "bandwidth: compulsory bytes over the median latency; sm_90a: as compiled for Hopper"
     )
+    if any("overhead" in block.header for block in parts):
+        lines.append(
+            "overhead: time over the baseline's, median over rounds in which every case had a turn, with its 95% "
+            "interval; utilisation: the model's FLOPs over the matrix product rate measured in this run"
+        )
     if any("peak" in block.header for block in parts):
         lines.append(
             "saved: bytes that stay alive between forward and backward only for backward's sake, inputs and parameters "
@@ -106,9 +111,9 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
 
 def _block(members: Sequence[tuple[Record, Mapping[str, float | None]]], asking: Sequence[Metric]) -> Block:
     first, columns = members[0]
-    sizes = " ".join(f"{dim}={size}" for dim, size in first.shape.items())
-    fewest = units.size(columns.get("compulsory_bytes"))
-    title = f"{first.stage}  {sizes}  {first.dtype}  {first.pass_}  on {first.device}  (fewest bytes: {fewest})"
+    sizes = first.label or " ".join(f"{dim}={size}" for dim, size in first.shape.items())
+    fewest = f"  (fewest bytes: {units.size(columns.get('compulsory_bytes'))})" if first.compulsory else ""
+    title = f"{first.stage}  {sizes}  {first.dtype}  {first.pass_}  on {first.device}{fewest}"
     said: dict[str, list[str]] = defaultdict(list)
     for record, own in members:
         for text in _notes(record, own):
@@ -182,11 +187,22 @@ def _row(record: Record, columns: Mapping[str, float | None]) -> tuple[str, ...]
         f"{latency} ±{spread:.0%}" if spread is not None else latency,
         bandwidth + (" [cache]" if columns.get("in_cache") else ""),
         units.percent(columns.get("fraction_of_peak")),
-        units.ratio(columns.get("speedup"), "x"),
+        units.ratio(columns.get("speedup"), "x") if not record.step else "",
+        _overhead(columns),
+        units.value(columns.get("tokens_per_second"), "1/s"),
+        units.percent(columns.get("flops_utilisation")),
         units.size(columns.get("saved_bytes")),
         units.size(columns.get("peak_bytes")),
         _compiled(record),
     )
+
+
+def _overhead(columns: Mapping[str, float | None]) -> str:
+    """`+12.3% [11.9, 12.8]`, the 95% interval in percent."""
+    share, low, high = (columns.get(name) for name in ("overhead", "overhead_low", "overhead_high"))
+    if share is None or low is None or high is None:
+        return ""
+    return f"{100 * share:+.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _compiled(record: Record) -> str:

@@ -1,5 +1,7 @@
 """The four eager stages, one after the other."""
 
+from perflab.measure.parts import part
+
 from ..activate.eager import activate
 from ..pre.eager import pre
 from ..project.eager import project
@@ -25,6 +27,12 @@ def read_through(x, phi, a, b, eps=1e-20, iterations=20):
     """As `read`, with x for its further uses and the read weights: (x, u, h_pre, h_post, h_res)."""
     # One use of x, so that the gradients of both uses inside are added before they meet the write's.
     inside = x.view_as(x)
-    m, r = project(inside, phi, eps)
-    h_pre, h_post, logits = activate(m, r, a, b)
-    return x, pre(inside, h_pre), h_pre.detach(), h_post, sinkhorn(logits, iterations)
+    with part("project"):
+        m, r = project(inside, phi, eps)
+    with part("activate"):
+        h_pre, h_post, logits = activate(m, r, a, b)
+    with part("pre"):
+        u = pre(inside, h_pre)
+    with part("sinkhorn"):
+        h_res = sinkhorn(logits, iterations)
+    return x, u, h_pre.detach(), h_post, h_res

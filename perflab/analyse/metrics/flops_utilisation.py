@@ -1,0 +1,13 @@
+"""Model FLOPs per second over the matrix product rate measured in the same run."""
+
+from perflab.analyse.context import Context
+from perflab.analyse.metrics.flops_per_second import flops_per_second
+from perflab.record import Record
+
+UNIT, KIND, BETTER = "1", "sampled", "higher"
+
+
+def flops_utilisation(record: Record, context: Context) -> float | None:
+    """None for what is no training step, was not timed, or runs that measured no such rate in the record's dtype."""
+    rate, ceiling = flops_per_second(record, context), context.matmul_rate(record.dtype)
+    return None if rate is None or ceiling is None else rate / ceiling

@@ -1,0 +1,174 @@
+"""Where the time of a call goes: a profile's events given to the named parts (`perflab.measure.parts`) they serve.
+
+Every nanosecond of a profiled call belongs to exactly one event, the innermost; and an event to the part that is open
+around it. What differentiation runs belongs to the part whose forward made it: autograd numbers forward operations, and
+its own carry the number. So the parts' seconds add up to the call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from perflab.analyse.stats import median
+from perflab.measure.parts import PREFIX, named
+from perflab.record import Part
+
+#: Parts that are an optimiser's, and that which backward computes anew.
+UPDATES, REBUILD = ("optimiser", "balance"), "rebuild"
+#: What no part claims.
+OTHER = "other"
+_BACKWARD = "autograd::engine::evaluate_function"
+_CALL = "perflab call"
+
+
+@dataclass
+class _Event:
+    """One event of a profile, with those inside it."""
+
+    name: str
+    start: int
+    end: int
+    sequence: int
+    correlation: int
+    inside: list[_Event] = field(default_factory=list)
+    owner: tuple[str, str] = (OTHER, "forward")
+
+    @property
+    def own_ns(self) -> int:
+        """Time in no inner event."""
+        return self.end - self.start - sum(inner.end - inner.start for inner in self.inside)
+
+
+def attribute(call: Callable[[], object], count: int, device: str) -> dict[str, Any]:
+    """Parts of a call by profile of `count` calls, with plain ones between, which tell what profiling costs.
+
+    On a CPU a part has the time of its operations, less what profiling each takes. On CUDA it has the time of its
+    kernels, and what the device waited stands by itself.
+    """
+    plain, found = [], []
+    # The first profile of a process takes longer.
+    _profile(call, device)
+    for _ in range(count):
+        plain.append(_seconds(call, device))
+        events = _profile(call, device)
+        found.append(_device_parts(events) if device == "cuda" else _host_parts(events))
+    total = {key: [one.get(key, (0.0, 0, 0)) for one in found] for key in sorted({key for one in found for key in one})}
+    middle = {key: tuple(median([float(one[i]) for one in values]) for i in range(3)) for key, values in total.items()}
+    if device == "cuda":
+        cost = 0.0
+        idle = median(plain) - sum(seconds for seconds, _, _ in middle.values())
+        middle[("device waits", "forward")] = (idle, 0.0, 0.0)
+    else:
+        profiled, _, events_in_call = (sum(one[i] for one in middle.values()) for i in range(3))
+        cost = max(0.0, profiled - median(plain)) / max(events_in_call, 1)
+    parts = [
+        Part(name=name, phase=phase, seconds=seconds - cost * events, launches=round(kernels))
+        for (name, phase), (seconds, kernels, events) in middle.items()
+    ]
+    return {"parts": parts, "profiler_s": cost, "collector": f"torch.profiler, {count} steps"}
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def _profile(call: Callable[[], object], device: str) -> list[Any]:
+    """The events of one call."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+
+    with named(), torch.profiler.profile(activities=activities) as profile:
+        with torch.profiler.record_function(_CALL):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    return list(profile.profiler.kineto_results.events())
+
+
+def _host_parts(events: Iterable[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
+    """Seconds, operations without an inner one, and events of every part, of the host's own time."""
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
+    for event in _owned(events):
+        mine = sums[event.owner]
+        mine[0] += event.own_ns * 1e-9
+        mine[1] += event.name.startswith("aten::") and not event.inside
+        mine[2] += 1
+    return {owner: (one[0], int(one[1]), int(one[2])) for owner, one in sums.items()}
+
+
+def _device_parts(events: Sequence[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
+    """Seconds, number and events of every part's kernels: a kernel belongs to the part that launched it."""
+    owners = {event.correlation: event.owner for event in _owned(events) if event.correlation}
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
+    for event in events:
+        # Annotations are shown on the device too.
+        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.name().startswith((PREFIX, _CALL)):
+            mine = sums[owners.get(event.linked_correlation_id() or event.correlation_id(), (OTHER, "forward"))]
+            mine[0] += event.duration_ns() * 1e-9
+            mine[1] += 1
+    return {owner: (one[0], int(one[1]), 0) for owner, one in sums.items()}
+
+
+def _owned(events: Iterable[Any]) -> list[_Event]:
+    """The events inside the call, each with its owner: part and phase."""
+    nested = _nest(events)
+    made_by: dict[int, tuple[int, str]] = {}
+    for call in nested:
+        _give(call, (OTHER, "forward"), made_by)
+    # Now that every forward operation is known, backward's can find theirs.
+    owned: list[_Event] = []
+    for call in nested:
+        _give(call, (OTHER, "forward"), made_by, owned)
+    return owned
+
+
+def _nest(events: Iterable[Any]) -> list[_Event]:
+    """The marked calls, with everything that ran inside them, on the thread of the call or on autograd's own."""
+    by_thread: dict[int, list[_Event]] = defaultdict(list)
+    for event in events:
+        if event.device_type() == torch.autograd.DeviceType.CPU and not event.name().startswith("["):
+            by_thread[event.start_thread_id()].append(
+                _Event(event.name(), event.start_ns(), event.end_ns(), event.sequence_nr(), event.correlation_id())
+            )
+    roots: list[_Event] = []
+    for thread in by_thread.values():
+        open_: list[_Event] = []
+        for event in sorted(thread, key=lambda event: (event.start, -event.end)):
+            while open_ and open_[-1].end <= event.start:
+                open_.pop()
+            if open_:
+                open_[-1].inside.append(event)
+            elif event.name == _CALL or event.name.startswith(_BACKWARD):
+                roots.append(event)
+            open_.append(event)
+    return roots
+
+
+def _give(
+    event: _Event, owner: tuple[str, str], made_by: dict[int, tuple[int, str]], owned: list[_Event] | None = None
+) -> None:
+    """Give the event and those inside it their owners; note in `made_by` which part made a number's graph, and when."""
+    part, phase = owner
+    if event.name.startswith(PREFIX):
+        part = event.name.removeprefix(PREFIX)
+        phase = "update" if part in UPDATES else "rebuild" if phase == "backward" and part == REBUILD else phase
+    elif event.name.startswith(_BACKWARD) and phase != "rebuild":
+        part, phase = made_by.get(event.sequence, (0, part))[1], "backward"
+    elif phase in ("forward", "rebuild") and event.sequence >= 0:
+        # A number is passed on until an operation makes a node of it: the last one to carry it.
+        made_by[event.sequence] = max(made_by.get(event.sequence, (0, "")), (event.start, part))
+    event.owner = (part, phase)
+    if owned is not None:
+        owned.append(event)
+    for inner in event.inside:
+        _give(inner, event.owner, made_by, owned)

@@ -1,0 +1,228 @@
+"""A model in training inside a worker: its step checked, measured and told apart on request."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from perflab.catalogue import load_module
+from perflab.contract import Tolerance
+from perflab.measure import attribution, launches, memory
+from perflab.measure.check import Wrong
+from perflab.measure.comparison import BrokenReferenceError, Sums
+from perflab.measure.task import Task, execution
+from perflab.record import Accuracy, OutputError, Step
+from perflab.training import TrainingStage
+
+#: Steps before anything is measured: the optimiser's state, lazy initialisation, the allocator's caches.
+WARM_UP_STEPS = 2
+#: Steps that are profiled, and as many plain ones between them, which tell what profiling costs.
+PROFILED_STEPS = 4
+
+Named = Mapping[str, torch.Tensor]
+
+
+class Training(Protocol):
+    """What an implementation of a training stage gives: a model with its optimiser and its batches.
+
+    tokens, flops  of one step; FLOPs of the model alone: recomputation does not count
+    """
+
+    tokens: int
+    flops: float
+
+    def batch(self, index: int) -> torch.Tensor:
+        """The tokens of one step; the same for every implementation of the stage."""
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The loss with its graph."""
+
+    def gradients(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss under `loss`, and the gradient of every parameter by its name, without an update."""
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Forward, backward, update; gives the loss."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of the parameters by name, and of what else training changes."""
+
+
+class TrainingSession:
+    """A loaded case of a training stage. Methods are the requests that a worker answers."""
+
+    def __init__(self, task: Task, stage: TrainingStage) -> None:
+        self.task, self.stage = task, stage
+        module = load_module(task.implementation)
+        self.make: Callable[..., Training] = getattr(module, task.function)
+        self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
+        self._batches = 0
+        self._losses: list[float] = []
+
+    def check(self, seeds: list[int]) -> dict[str, Any]:
+        """Accuracy of loss, gradients and update, from one start per seed.
+
+        Every parameter is compared by itself; the worst gradient and the worst update are recorded under their names.
+
+        Fails: Wrong.
+        """
+        errors: dict[str, OutputError] = {}
+        deterministic = True
+        for seed in seeds:
+            same, found = self._check_start(seed)
+            deterministic &= same
+            for name, error in found.items():
+                errors[name] = max(errors.get(name, error), error, key=_excess)
+        kinds = {kind: [name for name in errors if name.startswith(kind)] for kind in ("loss", "grad_", "update_")}
+        worst = {
+            name: errors[name] for names in kinds.values() for name in [max(names, key=lambda n: _excess(errors[n]))]
+        }
+        most = max(worst.values(), key=_excess)
+        if _excess(most) > 1:
+            name = max(worst, key=lambda n: _excess(worst[n]))
+            raise Wrong(
+                "wrong_output",
+                f"{name}: relative l2 error {most.relative_l2_error:.2e}, allowed {most.tolerance_l2:.2e}",
+            )
+        native = execution(self.task.toolkit, self.task.device) == "native"
+        return Accuracy(
+            max_abs_error=max(error.max_abs_error for error in worst.values()),
+            relative_l2_error=most.relative_l2_error, tolerance=most.tolerance_l2, outputs=worst,
+            shape=self.task.check_shape, draws=len(seeds), deterministic=deterministic if native else None,
+        ).model_dump()  # fmt: skip
+
+    def _check_start(self, seed: int) -> tuple[bool, dict[str, OutputError]]:
+        """One start: whether two passes have the same bits, and every error."""
+        training, reference = self._make(self.task.check_shape, seed), self._reference()
+        before, tokens = _double(training.state()), training.batch(seed)
+        found = training.gradients(tokens)
+        again = training.gradients(tokens) if execution(self.task.toolkit, self.task.device) == "native" else found
+        wanted = reference.step(before, tokens, self.task.check_shape, **self.convention)
+        errors = self._compare(
+            {_as_gradient(name): t for name, t in found.items()}, {_as_gradient(n): t for n, t in wanted.items()}
+        )
+        # An update by AdamW is nearly the gradient's sign: it is held to the gradients that the model itself has found.
+        training.step(tokens)
+        after = reference.update(before, {n: t for n, t in _double(found).items() if n != "loss"})
+        state = training.state()
+        updates = {f"update_{name}": state[name].double().cpu() - before[name] for name in after}
+        errors |= self._compare(updates, {f"update_{name}": after[name] - before[name] for name in after})
+        return all(torch.equal(found[name], again[name]) for name in found), errors
+
+    def _compare(self, found: Named, wanted: Named) -> dict[str, OutputError]:
+        """The error of every result. Fails: Wrong for one that is missing or not finite."""
+        if strange := sorted(found.keys() ^ wanted.keys()):
+            raise Wrong(
+                "wrong_output", f"{strange[0]}: only the {'model' if strange[0] in found else 'reference'} has it"
+            )
+        errors = {}
+        for name, reference in wanted.items():
+            result = found[name].detach().cpu()
+            if not torch.isfinite(result).all():
+                raise Wrong("not_finite", f"{name}: not finite")
+            tolerance = self._tolerance(name)
+            sums = Sums(absolute=tolerance.absolute)
+            try:
+                sums.add(result, reference)
+            except BrokenReferenceError as error:
+                raise Wrong("wrong_shape", f"{name}: {list(result.shape)}; {error}") from error
+            errors[name] = sums.result(tolerance)
+        return errors
+
+    def _tolerance(self, name: str) -> Tolerance:
+        kind, _, _ = name.partition("_")
+        return self.stage.tolerance(self.task.dtype, kind)
+
+    def check_again(self, seed: int) -> dict[str, Any]:
+        """After sampling: were all losses finite, and is a model made anew still right? Fails: Wrong."""
+        if not all(math.isfinite(loss) for loss in self._losses):
+            raise Wrong("not_finite", "a loss of the timed steps is not finite")
+        return self.check([seed % 2**31])
+
+    def traffic(self) -> dict[str, Any]:
+        """Bytes that one step moves, by dispatch: eager code only."""
+        from perflab.measure.traffic import dispatch
+
+        training = self._warm()
+        tokens = training.batch(0)
+        return dispatch.count(lambda: training.step(tokens)).model_dump()
+
+    def memory(self) -> dict[str, Any]:
+        """Bytes that the loss keeps for backward, and the most alive in a step above weights and optimiser."""
+        with launches.skipped(self.task.toolkit, execution(self.task.toolkit, self.task.device)):
+            training = self._warm()
+            tokens = training.batch(0)
+            return memory.measure_step(
+                lambda: training.loss(tokens), lambda: training.step(tokens), self.task.device
+            ).model_dump()
+
+    def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
+        """What the timer is like."""
+        return {"iterations": 1, "timer": "perf_counter_ns, device synchronised", "cold": False}
+
+    def sample(self, count: int) -> tuple[list[float], int]:
+        """Seconds of `count` steps on batches of their own, of a model that is made for them.
+
+        The models of one group need not fit the device together, and each block begins with memory laid out anew.
+        """
+        training, samples = self._warm(), []
+        for _ in range(count):
+            tokens = training.batch(self._batches)
+            self._batches += 1
+            seconds, loss = self._timed(lambda tokens=tokens: training.step(tokens))  # type: ignore[misc]
+            samples.append(seconds)
+            self._losses.append(loss.item())
+        return samples, 0
+
+    def attribute(self) -> dict[str, Any]:
+        """Where a step's time goes: tokens, FLOPs and parts."""
+        training = self._warm()
+        tokens = training.batch(0)
+        step = Step(tokens=training.tokens, flops=training.flops)
+        if execution(self.task.toolkit, self.task.device) != "native":
+            return step.model_dump()
+        found = attribution.attribute(lambda: training.step(tokens), PROFILED_STEPS, self.task.device)
+        return step.model_copy(update=found).model_dump()
+
+    def _timed(self, call: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
+        _synchronise(self.task.device)
+        start = time.perf_counter_ns()
+        loss = call()
+        _synchronise(self.task.device)
+        return (time.perf_counter_ns() - start) * 1e-9, loss
+
+    def _warm(self) -> Training:
+        """A new model of the full shape after its first steps."""
+        gc.collect()
+        training = self._make(self.task.shape, seed=0)
+        for index in range(WARM_UP_STEPS):
+            training.step(training.batch(index))
+        return training
+
+    def _make(self, shape: Mapping[str, int], seed: int) -> Training:
+        return self.make(shape, self.task.dtype, self.task.device, seed)
+
+    def _reference(self) -> Any:
+        return load_module(self.task.stage_folder / "reference.py")
+
+
+def _as_gradient(name: str) -> str:
+    return name if name == "loss" else f"grad_{name}"
+
+
+def _double(tensors: Named) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().double().cpu() for name, tensor in tensors.items()}
+
+
+def _excess(error: OutputError) -> float:
+    """How much of what is allowed the error takes."""
+    return max(error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,93 @@
+"""Training steps end to end: checked, sampled in rounds, their time told apart, by a workspace of its own."""
+
+import json
+
+import pytest
+import training_workspace
+
+
+@pytest.fixture
+def steps(tmp_path):
+    return training_workspace.make(tmp_path / "ws")
+
+
+def run(perflab, folder, *arguments):
+    result = perflab("run", "suite", "--quiet", "--format", "json", *arguments, cwd=folder)
+    assert result.stdout, result.stderr
+    return result, {one["implementation"].removeprefix("toy/step/"): one for one in json.loads(result.stdout)}
+
+
+def test_a_step_has_an_overhead_with_its_interval_and_parts_that_add_up(perflab, steps):
+    result, found = run(perflab, steps)
+    assert result.returncode == 0, result.stderr
+    plain, deep = found["plain"], found["deep"]
+    assert {one["status"] for one in found.values()} == {"passed"}
+    assert plain["label"] == "small" and plain["shape"] == {"S": 64, "C": 96} and plain["baseline"] == "plain"
+    assert plain["accuracy"]["shape"] == {"S": 32, "C": 96} and "checked at S=32" in " ".join(plain["warnings"])
+    assert set(plain["accuracy"]["outputs"]) > {"loss"} and len(plain["accuracy"]["outputs"]) == 3
+    assert len(plain["latency"]["block_starts"]) == len(deep["latency"]["block_starts"]) >= 6
+    derived = deep["derived"]
+    assert 0 < derived["overhead_low"] <= derived["overhead"] <= derived["overhead_high"]
+    assert plain["derived"]["overhead"] is None
+    # What profiling costs is taken off, so the parts are the step as it is without; others may use the machine too.
+    whole = sum(part["seconds"] for part in deep["step"]["parts"])
+    assert 0.25 < whole / deep["derived"]["latency_s"] < 4
+    seconds = {(part["name"], part["phase"]): part["seconds"] for part in deep["step"]["parts"]}
+    assert seconds["layers", "forward"] > 5 * seconds["head", "forward"]
+    assert seconds["layers", "backward"] > 5 * seconds["head", "backward"]
+    assert {"embedding", "optimiser"} <= {name for name, _ in seconds}
+    assert deep["derived"]["saved_bytes"] > plain["derived"]["saved_bytes"] > 0
+    assert deep["derived"]["traffic_bytes"] > plain["derived"]["traffic_bytes"] > 0
+
+
+def test_the_table_shows_the_overhead_and_not_a_speedup(perflab, steps):
+    text = perflab("run", "suite", "--quiet", cwd=steps).stdout
+    assert "overhead" in text and "[" in text and "vs eager" not in text and "small" in text and "utilisation" in text
+
+
+def test_too_few_rounds_are_undecided(perflab, tmp_path):
+    folder = training_workspace.make(tmp_path / "ws", seconds=0.05)
+    _, found = run(perflab, folder)
+    assert found["deep"]["status"] == "passed", found["deep"]["reason"]
+    assert found["deep"]["derived"]["overhead"] is None
+    assert any(text.startswith("undecided") for text in found["deep"]["warnings"])
+    assert not any(text.startswith("undecided") for text in found["plain"]["warnings"])
+
+
+def test_a_wide_interval_is_undecided(perflab, tmp_path):
+    folder = training_workspace.make(tmp_path / "ws", seconds=4, overhead=1e-9)
+    _, found = run(perflab, folder)
+    assert any(text.startswith("undecided") for text in found["deep"]["warnings"])
+
+
+@pytest.mark.parametrize("mistake", ["told_otherwise", "other_rate"])
+def test_a_wrong_gradient_or_update_has_no_time(perflab, steps, mistake):
+    result, found = run(perflab, steps, "--only", f"*/wrong/{mistake}")
+    record = found[f"wrong/{mistake}"]
+    assert result.returncode == 1 and record["status"] == "wrong" and record["latency"] is None
+    assert record["reason"]["code"] == "wrong_output"
+
+
+def test_a_step_is_planned_without_torch_and_an_unknown_preset_is_told(perflab, steps):
+    text = perflab("plan", cwd=steps).stdout
+    assert "toy/step" in text and "small" in text
+    suite = steps / "suites" / "quick.toml"
+    suite.write_text(suite.read_text().replace('"small"', '"smal"'))
+    result = perflab("plan", cwd=steps)
+    assert result.returncode == 2 and "small" in result.stderr
+
+
+def test_passes_that_a_stage_lacks_are_refused(perflab, steps):
+    suite = steps / "suites" / "quick.toml"
+    suite.write_text(suite.read_text().replace('dtypes = ["fp32"]', 'dtypes = ["fp32"]\npasses = ["backward"]'))
+    result = perflab("plan", cwd=steps)
+    assert result.returncode == 2 and "step" in result.stderr and "backward" in result.stderr
+
+
+def test_one_case_runs_beside_its_baseline(perflab, steps):
+    result = perflab(
+        "run", "case", "toy/step/deep", "-p", "S=16", "--dtype", "fp32", "--format", "json", "--quiet", cwd=steps
+    )
+    found = {one["implementation"]: one for one in json.loads(result.stdout)}
+    assert set(found) == {"toy/step/deep", "toy/step/plain"}, result.stderr
+    assert found["toy/step/deep"]["label"] == "small S=16"
