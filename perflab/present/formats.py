@@ -42,7 +42,10 @@ def as_csv(records: Sequence[Record], derived: Derived) -> str:
 
 
 def frame(records: Sequence[Record], derived: Derived) -> pandas.DataFrame:
-    """The flat rows for charts; beside them raw samples (`samples_s`, a list), `sizes` and `observed` (dicts)."""
+    """The flat rows for charts; beside them raw samples (`samples_s`, a list), `sizes` and `observed` (dicts).
+
+    Also the record itself, for what no flat row can hold.
+    """
     import pandas
 
     rows = flat_rows(records, derived)
@@ -51,6 +54,7 @@ def frame(records: Sequence[Record], derived: Derived) -> pandas.DataFrame:
             "samples_s": list(record.latency.samples_s) if record.latency else [],
             "sizes": dict(record.shape),
             "observed": observed(record),
+            "record": record,
         }
         for record in records
     ]
@@ -69,7 +73,7 @@ def flat_rows(records: Sequence[Record], derived: Derived) -> list[dict[str, Any
         data = record.model_dump(by_alias=True)
         rows.append(
             {key: data[key] for key in FLAT}
-            | {"shape": " ".join(f"{dim}={size}" for dim, size in record.shape.items())}
+            | {"shape": " ".join(f"{dim}={size}" for dim, size in record.shape.items()), "label": record.label}
             | {"relative_l2_error": record.accuracy.relative_l2_error if record.accuracy else None}
             | {"observed": " ".join(f"{name}={value!r}" for name, value in observed(record).items())}
             | {"traffic_source": "+".join(traffic.source for traffic in record.traffic)}

@@ -76,6 +76,11 @@ class Page:
     charts: list[Drawn]
 
     @property
+    def chooses(self) -> bool:
+        """Whether some chart shows one group at a time."""
+        return any('"group":' in chart.figure for chart in self.charts)
+
+    @property
     def file(self) -> str:
         """The run's own page is the folder's index."""
         return INDEX if self.name == RUN else re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") + ".html"

@@ -193,10 +193,11 @@ def groups(frame: pandas.DataFrame) -> Iterator[Group]:
     members: dict[tuple[str, ...], list[Any]] = {}
     cases: Iterator[Any] = frame.rename(columns={"pass": "pass_"}).itertuples(index=False)
     for case in cases:
-        members.setdefault((case.stage, case.shape, case.dtype, case.pass_, case.device), []).append(case)
-    for (stage, shape, dtype, pass_, device), together in members.items():
-        keys = dict(part.split("=", 1) for part in shape.split()) | {"dtype": dtype, "pass": pass_, "device": device}
-        yield Group(stage, keys, together, f"{shape} {dtype} {pass_}")
+        members.setdefault((case.stage, case.label, case.shape, case.dtype, case.pass_, case.device), []).append(case)
+    for (stage, label, shape, dtype, pass_, device), together in members.items():
+        sizes = {"preset": label} if label else dict(part.split("=", 1) for part in shape.split())
+        keys = sizes | {"dtype": dtype, "pass": pass_, "device": device}
+        yield Group(stage, keys, together, f"{label or shape} {dtype} {pass_}")
 
 
 def choices(parts: list[Group]) -> dict[str, list[str]]:

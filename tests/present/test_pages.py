@@ -142,13 +142,8 @@ def test_charts_stand_in_their_order_then_by_name(tmp_path: Path) -> None:
     found = pages.charts(tmp_path)
     assert [chart.name for chart in found] == ["c", "b", "a"]
     assert (found[0].caption, found[0].reading) == ("Caption of c.", "How to read it.")
-    assert [chart.name for chart in pages.charts(ROOT / "dashboards")] == [
-        "traffic",
-        "latency",
-        "memory",
-        "recompute",
-        "stability",
-    ]
+    of_run = [chart.name for chart in pages.charts(ROOT / "dashboards") if chart.page == "Run"]
+    assert of_run == ["traffic", "latency", "memory", "stability"]
 
 
 @pytest.mark.parametrize(

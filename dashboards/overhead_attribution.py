@@ -1,0 +1,130 @@
+"""Measured: where the overhead goes, by part of the step.
+
+A profile gives every operation of a step to the part that it serves, in forward, backward, rebuilding and the update; a
+bar is what the part takes beyond the baseline's, and to the left of zero what it takes less. Hatched is what launching
+costs at least: the part's further operations, each at the price of one on a single element. The rest of the measured
+overhead, which no part explains, has its own row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas
+import plotly.graph_objects as go
+
+from perflab.analyse import parts
+from perflab.present import panels, units
+from perflab.record import Record
+
+PAGE, ORDER = "Overhead", 2
+PHASES = ("forward", "backward", "rebuild", "update")
+REST = "not explained"
+#: What a step is made of in the order of its course, with a colour each; others are grey.
+COLOURS = {
+    "project": "#0072b2", "activate": "#56b4e9", "sinkhorn": "#cc79a7", "pre": "#009e73", "read": "#0072b2",
+    "write": "#d55e00", "norm": "#f0e442", "expand": "#e69f00", "collapse": "#b8860b", "optimiser": "#6a3d9a",
+    "rebuild": "#8c564b", "attention": "#999999", "ffn": "#bbbbbb", "device waits": "#333333",
+}  # fmt: skip
+_ROW, _FRAME = 26, 110  # pixels
+#: Parts below this share of a design's overhead are summed up as "small parts".
+SMALL = 0.01
+
+
+def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
+    """A row per design and phase; None where no step was told apart."""
+    compared = list(_compared(frame))
+    if not compared:
+        return None
+    launch_s = (about.get("compute") or {}).get("launch_s")
+    figure, rows, notes = go.Figure(), [], []
+    for record, baseline in compared:
+        name = _name(record)
+        whole, found = parts.measured(record, baseline), parts.differences(record, baseline)
+        if whole is None:
+            continue
+        rest = whole - sum(one.seconds for one in found)
+        for phase in PHASES:
+            rows.append(f"{name}: {phase}")
+            for one in _gathered([one for one in found if one.phase == phase], abs(whole)):
+                _add(figure, rows[-1], one, launch_s)
+        rows.append(f"{name}: {REST}")
+        _add(figure, rows[-1], parts.Difference(REST, "", rest, 0), None)
+        notes.append(
+            f"{name}: {units.seconds(whole)} a step more than {record.baseline}, of which the parts explain "
+            f"{1 - rest / whole:.0%}; profiling an operation took {units.seconds(record.step.profiler_s)}, taken off"
+            if whole > 0 and record.step
+            else f"{name}: no slower than {record.baseline}"
+        )
+    figure.update_layout(
+        height=_FRAME + _ROW * len(rows), barmode="relative", template="none", bargap=0.25, dragmode=False,
+        margin={"l": 8, "r": 8, "t": 8, "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, sans-serif", "size": 12},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        xaxis={"title": {"text": "ms a step beyond the baseline"}, "zeroline": True, "fixedrange": True},
+        yaxis={"categoryorder": "array", "categoryarray": rows[::-1], "automargin": True, "fixedrange": True},
+        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+        meta={"notes": [*notes, _about_launches(launch_s)]},
+    )  # fmt: skip
+    return figure
+
+
+def _compared(frame: pandas.DataFrame) -> Any:
+    """Every timed step with the baseline of its group."""
+    records: list[Record] = [record for record in frame["record"] if record.step and record.latency]
+    for record in records:
+        group = (record.shape, record.dtype, record.device)
+        baseline = next(
+            (
+                one
+                for one in records
+                if one.implementation == f"{one.stage}/{record.baseline}"
+                and one.stage == record.stage
+                and (one.shape, one.dtype, one.device) == group
+            ),
+            None,
+        )
+        if baseline is not None and baseline is not record and parts.differences(record, baseline):
+            yield record, baseline
+
+
+def _name(record: Record) -> str:
+    return " ".join([record.implementation.removeprefix(record.stage + "/"), record.label.partition(" ")[2]]).strip()
+
+
+def _gathered(found: list[parts.Difference], whole: float) -> list[parts.Difference]:
+    """The large ones, and the others as one."""
+    large = [one for one in found if abs(one.seconds) >= SMALL * whole]
+    small = [one for one in found if abs(one.seconds) < SMALL * whole]
+    if small:
+        seconds, launches = sum(one.seconds for one in small), sum(one.launches for one in small)
+        large.append(parts.Difference("small parts", small[0].phase, seconds, launches))
+    return large
+
+
+def _add(figure: go.Figure, row: str, one: parts.Difference, launch_s: float | None) -> None:
+    """The part's bar: what launching costs hatched, if that is known, and what remains."""
+    launching = min(max(one.launches * launch_s, 0.0), max(one.seconds, 0.0)) if launch_s else 0.0
+    shown = {trace.name for trace in figure.data}
+    told = panels.hover(
+        f"{row}: {one.name}",
+        f"{1e3 * one.seconds:+.3g} ms, measured by profile",
+        *([f"{one.launches:+d} operations, at least {1e3 * launching:.3g} ms of launching"] if launch_s else []),
+    )
+    for seconds, pattern in ((launching, "/"), (one.seconds - launching, "")):
+        if not seconds:
+            continue
+        figure.add_trace(
+            go.Bar(
+                name=panels.plain(one.name), x=[1e3 * seconds], y=[row], orientation="h",
+                hoverinfo="text", hovertext=told, legendgroup=one.name, showlegend=one.name not in shown,
+                marker={"color": COLOURS.get(one.name, panels.GREY), "pattern": {"shape": pattern}},
+            )
+        )  # fmt: skip
+        shown.add(one.name)
+
+
+def _about_launches(launch_s: float | None) -> str:
+    if launch_s is None:
+        return "launching is not told apart: the run did not measure what it costs"
+    return f"launching an operation on one element took {units.seconds(launch_s)}, measured in this run"
