@@ -18,12 +18,14 @@ class TrainingStage(Stage):
 
     tolerances  per dtype: of `loss`, of every parameter's gradient (`grad_*`) and of its `update`, by the largest error
     checked_at  most that a check takes of a dim: the fp64 reference must hold the model
+    slack       per dtype: how much lower than one left out a choice may rank, which rounding then explains
     sequence    the dim that counts a sequence's tokens, which an interpreter is given few of
     """
 
     inputs: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     outputs: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     checked_at: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    slack: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     sequence: str = field(default="S", kw_only=True)
 
     @property

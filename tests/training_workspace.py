@@ -23,7 +23,7 @@ REFERENCE = '''"""The network in fp64."""
 import torch
 
 
-def step(state, tokens, shape, times):
+def step(state, tokens, shape, times, choices, slack):
     leaves = {name: weight.clone().requires_grad_() for name, weight in state.items()}
     x = torch.nn.functional.one_hot(tokens.cpu(), shape["C"]).double()
     for _ in range(int(times)):
@@ -77,6 +77,9 @@ class Model:
             for name, weight in self.weights.items():
                 weight -= self.rate * found[name]
         return found["loss"]
+
+    def choices(self):
+        return {}
 
     def state(self):
         return {name: weight.detach().clone() for name, weight in self.weights.items()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perflab.measure.operators import dense
-from perflab.measure.parts import part
+from perflab.measure.parts import AGAIN, part
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _KeepingInputs(torch.autograd.Function):
             )
         needs = ctx.needs_input_grad[1:]
         leaves = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needs, strict=True)]
-        with torch.enable_grad(), part("rebuild"):
+        with torch.enable_grad(), part(AGAIN):
             outputs = ctx.function(*leaves)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         ends = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]

@@ -17,10 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from perflab.analyse.stats import median
-from perflab.measure.parts import PREFIX, named
+from perflab.measure.parts import AGAIN, PREFIX, named
 from perflab.record import Part
 
-#: Parts that are an optimiser's, and that which backward computes anew.
+#: Parts that are an optimiser's, and those that backward computes anew: AGAIN what it is inside, REBUILD whole blocks.
 UPDATES, REBUILD = ("optimiser", "balance"), "rebuild"
 #: What no part claims.
 OTHER = "other"
@@ -160,8 +160,11 @@ def _give(
     """Give the event and those inside it their owners; note in `made_by` which part made a number's graph, and when."""
     part, phase = owner
     if event.name.startswith(PREFIX):
-        part = event.name.removeprefix(PREFIX)
-        phase = "update" if part in UPDATES else "rebuild" if phase == "backward" and part == REBUILD else phase
+        name = event.name.removeprefix(PREFIX)
+        phase = (
+            "update" if name in UPDATES else "rebuild" if phase == "backward" and name in (REBUILD, AGAIN) else phase
+        )
+        part = part if name == AGAIN else name
     elif event.name.startswith(_BACKWARD) and phase != "rebuild":
         part, phase = made_by.get(event.sequence, (0, part))[1], "backward"
     elif phase in ("forward", "rebuild") and event.sequence >= 0:

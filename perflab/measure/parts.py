@@ -10,6 +10,8 @@ import torch
 
 #: How a profile's events tell parts from everything else.
 PREFIX = "perflab part: "
+#: A name that is no part's: what runs inside belongs to the part around it, which backward computes anew.
+AGAIN = "again"
 
 _asked = False
 

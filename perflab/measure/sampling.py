@@ -15,8 +15,8 @@ from perflab.measure.pool import Worker, WorkerFailure
 from perflab.record import Latency, StopReason
 from perflab.suite import Timing
 
-#: Samples taken from one implementation before the next has its turn.
-BLOCK = 5
+#: Samples taken from one implementation before the next has its turn; of steps, which are long, fewer.
+BLOCK, BLOCK_OF_STEPS = 5, 3
 
 
 @dataclass
@@ -33,6 +33,7 @@ class _Series:
     stop_reason: StopReason | None = None
 
     def block(self) -> None:
+        """A block of samples; the first one warms up."""
         start = time.monotonic()
         taken, self.host_bound = self.worker.ask("sample", count=BLOCK)
         if not self.discarded:
@@ -41,6 +42,12 @@ class _Series:
             self.blocks.append(len(self.samples))
             self.samples += taken
         self.seconds += time.monotonic() - start
+
+    def block_of_steps(self) -> None:
+        """As `block`, of a model that is made for it and warms up by itself."""
+        taken, _ = self.worker.ask("sample", count=BLOCK_OF_STEPS)
+        self.blocks.append(len(self.samples))
+        self.samples += taken
 
     def rounds(self) -> list[float]:
         """The median of every block."""
@@ -113,7 +120,7 @@ def sample_rounds(
     while running and not reason:
         for case_id in order.sample(sorted(running), len(running)):
             try:
-                running[case_id].block()
+                running[case_id].block_of_steps()
             except WorkerFailure as failure:
                 results[case_id] = failure
                 del running[case_id]
@@ -140,7 +147,7 @@ def _calibrate(
 
 def _reason(running: Mapping[str, _Series], timing: Timing, baseline: str, seconds: float) -> StopReason | None:
     """Why no further round is needed, if none is."""
-    if seconds >= timing.max_seconds and all(series.samples for series in running.values()):
+    if seconds >= timing.max_seconds:
         return "time_limit"
     if all(len(series.samples) >= timing.max_samples for series in running.values()):
         return "samples"

@@ -48,6 +48,9 @@ class Training(Protocol):
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Forward, backward, update; gives the loss."""
 
+    def choices(self) -> dict[str, torch.Tensor]:
+        """Where the last forward chose, and what: the reference takes a choice over that rounding explains."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the parameters by name, and of what else training changes."""
 
@@ -101,7 +104,7 @@ class TrainingSession:
         before, tokens = _double(training.state()), training.batch(seed)
         found = training.gradients(tokens)
         again = training.gradients(tokens) if execution(self.task.toolkit, self.task.device) == "native" else found
-        wanted = reference.step(before, tokens, self.task.check_shape, **self.convention)
+        wanted = self._wanted(reference, before, tokens, training.choices())
         errors = self._compare(
             {_as_gradient(name): t for name, t in found.items()}, {_as_gradient(n): t for n, t in wanted.items()}
         )
@@ -112,6 +115,19 @@ class TrainingSession:
         updates = {f"update_{name}": state[name].double().cpu() - before[name] for name in after}
         errors |= self._compare(updates, {f"update_{name}": after[name] - before[name] for name in after})
         return all(torch.equal(found[name], again[name]) for name in found), errors
+
+    def _wanted(self, reference: Any, before: Named, tokens: torch.Tensor, choices: Named) -> dict[str, torch.Tensor]:
+        """What the reference gives. Fails: Wrong for a choice that it refuses."""
+        slack = self.stage.slack.get(self.task.dtype, 0.0)
+        choices = {name: one.cpu() for name, one in choices.items()}
+        try:
+            return dict(
+                reference.step(
+                    before, tokens.cpu(), self.task.check_shape, **self.convention, choices=choices, slack=slack
+                )
+            )
+        except ValueError as error:
+            raise Wrong("wrong_value", str(error)) from error
 
     def _compare(self, found: Named, wanted: Named) -> dict[str, OutputError]:
         """The error of every result. Fails: Wrong for one that is missing or not finite."""

@@ -4,8 +4,8 @@ from perflab import Tolerance, TrainingStage
 
 from ..model.presets import presets
 
-#: An update is nearly the sign of a gradient times the rate, in weights that are a thousand times larger: fp32 keeps four
-#: digits of it.
+#: An update is nearly the sign of a gradient times the rate, in weights that are a hundred times larger or more: fp32
+#: keeps four digits of it.
 UPDATE = Tolerance(relative_l2=1e-3, elementwise=1e-2)
 
 STAGE = TrainingStage(
@@ -23,6 +23,8 @@ STAGE = TrainingStage(
             "update": UPDATE,
         },
     },
+    # Experts' scores lie between 0 and 1.
+    slack={"bf16": 2e-2, "fp32": 1e-5},
     source="arXiv 2512.24880, section 4.3 and table 5; arXiv 2412.19437",
     baseline="residual",
     presets={name: {**preset.shape(), "n": 4} for name, preset in presets().items()},
