@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.distributed.pipelining import schedules
 
-from perflab.errors import PerflabError, unknown
-from perflab.pipeline.actions import Action, Move, Order
+from perflab.errors import unknown
+from perflab.pipeline.actions import Action, Move, Order, PipelineError
 
 #: By torch's names, with the stages that a rank holds.
 STAGES_PER_RANK = {"1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}
@@ -17,7 +17,7 @@ STAGES_PER_RANK = {"1F1B": 1, "ZBVZeroBubble": 2, "DualPipeV": 2}
 def order(schedule: str, p: int, m: int) -> Order:
     """Moves by rank of m micro-batches on p ranks.
 
-    Fails: PerflabError for an unknown schedule, or for fewer micro-batches than it needs.
+    Fails: PerflabError for an unknown schedule; PipelineError for fewer micro-batches than it needs.
     """
     if schedule not in STAGES_PER_RANK:
         raise unknown("schedule", schedule, STAGES_PER_RANK)
@@ -27,7 +27,7 @@ def order(schedule: str, p: int, m: int) -> Order:
         kind = schedules.get_schedule_class(schedule)
         rows = kind([_Stage(stage, 2 * p, p) for stage in (0, 2 * p - 1)], m).pipeline_order
     except ValueError as error:
-        raise PerflabError(f"{schedule} with p={p}, m={m}: {' '.join(str(error).split())}") from error
+        raise PipelineError(f"{schedule} with p={p}, m={m}: {' '.join(str(error).split())}") from error
     return tuple(tuple(_moves(rows[rank])) for rank in range(p))
 
 
