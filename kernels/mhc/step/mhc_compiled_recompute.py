@@ -1,0 +1,11 @@
+"""mHC whose stages torch.compile has fused; streams are rebuilt in backward."""
+
+from ..model.training import Design, Training
+
+REQUIRES = ("torch",)
+CONVENTION = {"residual": "mhc"}
+
+
+def step(shape, dtype, device, seed):
+    """A decoder of a preset's sizes, in training."""
+    return Training(shape, Design("mhc", "compiled", recompute=True), dtype, device, seed)

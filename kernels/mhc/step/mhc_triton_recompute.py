@@ -1,0 +1,11 @@
+"""mHC on Triton's kernels: a fused read, a fused write; streams are rebuilt in backward."""
+
+from ..model.training import Design, Training
+
+REQUIRES = ("torch", "triton")
+CONVENTION = {"residual": "mhc"}
+
+
+def step(shape, dtype, device, seed):
+    """A decoder of a preset's sizes, in training."""
+    return Training(shape, Design("mhc", "triton", recompute=True), dtype, device, seed)

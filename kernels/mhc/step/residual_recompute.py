@@ -1,0 +1,11 @@
+"""The plain residual, x + F(norm(x)); streams are rebuilt in backward."""
+
+from ..model.training import Design, Training
+
+REQUIRES = ("torch",)
+CONVENTION = {"residual": "residual"}
+
+
+def step(shape, dtype, device, seed):
+    """A decoder of a preset's sizes, in training."""
+    return Training(shape, Design("residual", recompute=True), dtype, device, seed)
