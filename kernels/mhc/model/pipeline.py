@@ -1,0 +1,193 @@
+"""A decoder trained as a pipeline of processes on this machine, measured, and beside it what the simulator says."""
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perflab.measure.pipeline_orders import order
+from perflab.pipeline.simulate import Durations, Event, Execution, Link, Play, simulate
+
+from .decoder import Design
+from .pipeline_stages import Job
+
+#: How often processes are looked at, and how long the dying of one may take to show in others.
+POLL_SECONDS = 0.05
+SHOWN_SECONDS = 0.2
+
+
+class RankDied(RuntimeError):
+    """A process of a pipeline ended before its work was done. What was measured before stands in its folder."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured of a pipeline, and predicted.
+
+    step_s       seconds of each step but the first, of the rank that took longest
+    losses       of all steps, mean over replicas
+    durations    seconds of each stage's actions, measured one rank at a time, with one thread
+    link         measured between the first two ranks
+    processors   that the ranks' computing is worth: all that there are at once, over one alone
+    timeline     measured, of the step whose time is the median; empty on a GPU
+    predicted    by the simulator, from durations, link, message_bytes and processors
+    """
+
+    job: Job
+    step_s: list[float]
+    losses: list[float]
+    durations: list[Durations]
+    link: Link
+    message_bytes: int
+    processors: float | None
+    timeline: list[Event]
+    predicted: Play
+
+    @property
+    def measured_s(self) -> float:
+        """The median step."""
+        return statistics.median(self.step_s)
+
+    @property
+    def predicted_s(self) -> float:
+        """The simulator's step."""
+        return self.predicted.step_s
+
+
+def run(
+    shape: Mapping[str, int],
+    design: Design,
+    schedule: str,
+    p: int,
+    m: int,
+    steps: int = 4,
+    *,
+    folder: Path | None = None,
+    timeout_s: float = 900,
+    **options: Any,
+) -> Result:
+    """The pipeline on p processes of this machine; options are a Job's: replicas, dtype, device, seed.
+
+    folder  where the ranks append what they measure, step by step; a temporary one if none is given
+
+    Fails: ValueError for a job that there cannot be; RankDied, naming the rank, if a process ends early or time is up.
+    """
+    job = Job(dict(shape), design, schedule, p, m, steps, **options)
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="pipeline-") as temporary:
+            launch(job, Path(temporary), timeout_s)
+            return read(Path(temporary))
+    launch(job, folder, timeout_s)
+    return read(folder)
+
+
+def launch(job: Job, folder: Path, timeout_s: float) -> None:
+    """Start a process per rank and wait until all are through; none outlives this call, or this process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="pipeline-") as meeting:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PERFLAB_PARENT": str(os.getpid()),
+            "PERFLAB_RENDEZVOUS": (Path(meeting) / "ranks").as_uri(),
+            "WORLD_SIZE": str(job.world),
+        }
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("pipeline_rank.py")),
+            str(folder / "job.json"),
+            str(folder),
+        ]
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(job.world):
+                told = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with (folder / f"rank{rank}.log").open("wb") as log:
+                    ranks.append(subprocess.Popen(command, env=environment | told, stdout=log, stderr=log))
+            _wait(ranks, folder, time.monotonic() + timeout_s)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+
+def read(folder: Path) -> Result:
+    """What the ranks of a finished pipeline have left in the folder."""
+    job = Job.from_json((folder / "job.json").read_text(encoding="utf-8"))
+    rows = [_rows(folder / f"rank{rank}.jsonl") for rank in range(job.world)]
+    steps = [[row for row in told if "step" in row] for told in rows]
+    alone = [_only(told, "durations") for told in rows]
+    by_stage = {int(stage): one for told in alone[: job.p] for stage, one in told.items()}
+    durations = [Durations(one["F"], one["B"], 0, update=one["update"]) for _, one in sorted(by_stage.items())]
+    seconds = [max(row["seconds"] for row in rank) for rank in zip(*steps, strict=True)]
+    losses = [
+        statistics.fmean(row["loss"] for row in rank if row["loss"] is not None) for rank in zip(*steps, strict=True)
+    ]
+    middle = 1 + seconds[1:].index(statistics.median_low(seconds[1:]))
+    link = Link(**_only(rows[0], "link"))
+    processors = _processors(job, rows)
+    play = simulate(
+        order(job.schedule, job.p, job.m), durations, link, job.message_bytes, Execution(processors=processors)
+    )
+    timeline = [
+        Event(rank, "compute", begin, end, label)
+        for rank in range(job.p)
+        for label, begin, end in steps[rank][middle]["spans"]
+    ]
+    return Result(job, seconds[1:], losses, durations, link, job.message_bytes, processors, timeline, play)
+
+
+def _processors(job: Job, rows: list[list[dict[str, Any]]]) -> float | None:
+    """None on GPUs, of which every rank has its own."""
+    if job.device != "cpu":
+        return None
+    sharing = [told for told in rows if any("together" in row for row in told)]
+    alone, together = (
+        sum(sum(one.values()) for told in sharing for one in _only(told, key).values())
+        for key in ("durations", "together")
+    )
+    return max(1.0, min(len(sharing), len(sharing) * alone / together))
+
+
+def _only(rows: list[dict[str, Any]], key: str) -> Any:
+    return next(row[key] for row in rows if key in row)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, deadline: float) -> None:
+    """Fails: RankDied as soon as one has ended with an error, or when time is up."""
+    while any(process.poll() is None for process in ranks):
+        if any(process.poll() for process in ranks):
+            break
+        if time.monotonic() > deadline:
+            raise RankDied(f"pipeline: time is up with {_measured(folder)}; see {folder}")
+        time.sleep(POLL_SECONDS)
+    if not any(process.poll() for process in ranks):
+        return
+    # Those that lost a peer fail too: a signal is the likelier cause than an error that follows it.
+    time.sleep(SHOWN_SECONDS)
+    code, rank = min((process.poll(), rank) for rank, process in enumerate(ranks) if process.poll())
+    told = (folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    error = next((line for line in told if re.search(r"\w+Error: ", line)), "it said nothing")
+    why = f"by signal {-code}" if code < 0 else f"with exit code {code}: {error}"
+    raise RankDied(f"pipeline: rank {rank} of {len(ranks)} died {why}, with {_measured(folder)}; see {folder}")
+
+
+def _measured(folder: Path) -> str:
+    """How many steps all ranks have finished."""
+    files = sorted(folder.glob("rank*.jsonl"))
+    steps = min((sum("step" in row for row in _rows(path)) for path in files), default=0)
+    return f"{steps} steps measured"

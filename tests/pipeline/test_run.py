@@ -1,0 +1,191 @@
+"""The real pipeline: processes that train a small decoder, beside one process that does; and what happens when one dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+
+from perflab.catalogue import load_module
+from perflab.measure import pipeline_orders
+from perflab.pipeline.actions import actions
+from tests.conftest import ROOT
+
+MODEL = ROOT / "kernels" / "mhc" / "model"
+pipeline, stages, decoder, training = (
+    load_module(MODEL / f"{stem}.py") for stem in ("pipeline", "pipeline_stages", "decoder", "training")
+)
+SHAPE = {
+    "layers": 4, "C": 32, "ffn": 16, "routed": 4, "active": 2, "shared": 1, "heads": 2, "head_dim": 8, "kv_rank": 16,
+    "rope": 4, "vocabulary": 256, "S": 24, "B": 8, "n": 4,
+}  # fmt: skip
+CASES = [
+    ("residual", False, "1F1B", 2, 4),
+    ("mhc", False, "1F1B", 4, 8),
+    ("mhc", True, "1F1B", 2, 2),
+    ("hc", False, "1F1B", 2, 2),
+    ("mhc", True, "DualPipeV", 2, 4),
+    ("mhc", False, "ZBVZeroBubble", 2, 4),
+]
+
+
+def alone(job, steps):
+    """Losses and state of one process that takes the same micro-batches, of all replicas, one after the other."""
+    torch.set_num_threads(1)
+    one = training.Training(job.shape, job.design, job.dtype, "cpu", job.seed)
+    losses = []
+    for step in range(steps):
+        found, loads, gradients = [], {}, []
+        for replica in range(job.replicas):
+            one.model.zero_grad()
+            for micro_batch in one.batch(step * job.replicas + replica).chunk(job.m):
+                loss = one.loss(micro_batch)
+                loss.backward()
+                found.append(loss.item())
+                for name, mixture in one.model.mixtures():
+                    loads[name] = loads.get(name, 0) + mixture.load
+            gradients.append([parameter.grad / job.m for parameter in one.parameters.values()])
+        for parameter, *parts in zip(one.parameters.values(), *gradients, strict=True):
+            parameter.grad = sum(parts) / job.replicas
+        one._update()
+        for name, mixture in one.model.mixtures():
+            mixture.load = loads[name]
+            mixture.rebalance()
+        losses.append(sum(found) / len(found))
+    return losses, one.state()
+
+
+def states(folder, job):
+    return stages.whole([torch.load(folder / f"state{rank}.pt") for rank in range(job.p)])
+
+
+def agrees(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # Both add in one order, or this could not hold: Adam's first steps are the sign of a gradient, however small.
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize(("residual", "recompute", "schedule", "p", "m"), CASES)
+def test_a_pipeline_learns_what_one_process_learns(tmp_path, residual, recompute, schedule, p, m):
+    design = decoder.Design(residual, "eager", recompute)
+    result = pipeline.run(SHAPE, design, schedule, p, m, steps=3, folder=tmp_path)
+    losses, state = alone(result.job, 3)
+    assert result.losses == pytest.approx(losses, rel=1e-6)
+    agrees(states(tmp_path, result.job), state)
+    whole = training.Training(SHAPE, design, "fp32", "cpu", 0)
+    assert result.losses[0] == pytest.approx(whole.loss(whole.batch(0)).item(), rel=1e-6)
+    streams = 1 if residual == "residual" else 4
+    assert result.message_bytes == SHAPE["B"] // m * SHAPE["S"] * SHAPE["C"] * streams * 4
+    for rank, moves in enumerate(pipeline_orders.order(schedule, p, m)):
+        played = [event.label for event in result.timeline if event.rank == rank]
+        assert played == [*map(str, actions(moves)), "update"], "the order that is simulated is the one that ran"
+    assert len(result.step_s) == 2
+    assert result.predicted_s > 0
+
+
+def test_replicas_under_torchrun_learn_from_all_their_batches(tmp_path):
+    job = stages.Job(SHAPE, decoder.Design("mhc"), "1F1B", 2, 2, steps=2, replicas=2)
+    (tmp_path / "job.json").write_text(job.to_json())
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = subprocess.run(
+        [*command, str(MODEL / "pipeline_rank.py"), str(tmp_path / "job.json"), str(tmp_path)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    losses, state = alone(job, 2)
+    assert pipeline.read(tmp_path).losses == pytest.approx(losses, rel=1e-6)
+    agrees(states(tmp_path, job), state)
+    second = stages.whole([torch.load(tmp_path / f"state{rank}.pt") for rank in (2, 3)])
+    for name, value in states(tmp_path, job).items():
+        assert torch.equal(second[name], value), name
+
+
+def ranks_of(folder) -> list[psutil.Process]:
+    """The processes of the pipeline whose folder this is, by rank."""
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if line[-1:] == [str(folder)] and any("pipeline_rank.py" in word for word in line):
+            found[int(process.environ()["RANK"])] = process
+    return [found[rank] for rank in sorted(found)]
+
+
+def until(true, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def steps_of(folder, rank) -> int:
+    file = folder / f"rank{rank}.jsonl"
+    return sum('"step"' in line for line in file.read_text().splitlines()) if file.exists() else 0
+
+
+def test_a_killed_rank_is_named_the_others_end_and_what_was_measured_is_kept(tmp_path):
+    failures = []
+
+    def run():
+        try:
+            pipeline.run(SHAPE, decoder.Design("mhc"), "1F1B", 2, 2, steps=100_000, folder=tmp_path)
+        except pipeline.RankDied as error:
+            failures.append((time.monotonic(), str(error)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: steps_of(tmp_path, 0) > 2 and steps_of(tmp_path, 1) > 2)
+    killed = time.monotonic()
+    ranks_of(tmp_path)[1].send_signal(signal.SIGKILL)
+    thread.join(30)
+    ((noticed, told),) = failures
+    assert noticed - killed < 5
+    assert "rank 1 of 2 died by signal 9" in told
+    assert str(tmp_path) in told
+    assert ranks_of(tmp_path) == []
+    kept = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in kept if "step" in row][:3] == [0, 1, 2]
+
+
+def test_ranks_do_not_outlive_who_started_them(tmp_path):
+    script = (
+        "from pathlib import Path\nfrom perflab.catalogue import load_module\n"
+        f"model = Path({str(MODEL)!r})\n"
+        "pipeline, decoder = load_module(model / 'pipeline.py'), load_module(model / 'decoder.py')\n"
+        f"pipeline.run({SHAPE}, decoder.Design('mhc'), '1F1B', 2, 2, steps=100_000, folder=Path({str(tmp_path)!r}))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    until(lambda: steps_of(tmp_path, 0) > 0)
+    parent.kill()
+    parent.wait()
+    until(lambda: ranks_of(tmp_path) == [], 5)
+
+
+def test_a_rank_that_raises_says_why(tmp_path):
+    """More memory than there is: every rank refuses, the first is told."""
+    with pytest.raises(pipeline.RankDied, match=r"rank 0 of 1 died with exit code 1: .*ValueError: .* needs .* GB"):
+        pipeline.run(SHAPE | {"C": 2**20}, decoder.Design("residual"), "1F1B", 1, 1, folder=tmp_path)
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"p": 3}, r"3 stages do not divide 4 layers; these do: \[1, 2, 4\]"),
+    ({"schedule": "DualPipeV", "p": 4, "m": 8}, "8 stages do not divide 4 layers"),
+    ({"m": 1}, "Number of microbatches"),
+    ({"m": 3}, "3 micro-batches do not divide B = 8"),
+    ({"schedule": "GPipe"}, "expected 1F1B"),
+    ({"steps": 1}, "2 steps or more"),
+])  # fmt: skip
+def test_a_pipeline_that_cannot_be_is_refused_before_anything_starts(change, told):
+    arguments = {"schedule": "1F1B", "p": 2, "m": 2, "steps": 2} | change
+    with pytest.raises(ValueError, match=told):
+        pipeline.run(SHAPE, decoder.Design("mhc"), **arguments)
