@@ -1,9 +1,9 @@
 """perflab: declare a stage once, drop implementations beside it, get checked and comparable numbers."""
 
 from perflab.contract import Normal, Stage, Tensor, Tolerance, Uniform, Unsupported
-from perflab.training import TrainingStage
+from perflab.training import PipelineStage, TrainingStage
 
-__all__ = ["Normal", "Stage", "Tensor", "Tolerance", "TrainingStage", "Uniform", "Unsupported", "load"]
+__all__ = ["Normal", "PipelineStage", "Stage", "Tensor", "Tolerance", "TrainingStage", "Uniform", "Unsupported", "load"]
 __version__ = "0.1.0"
 
 

@@ -6,7 +6,7 @@ reading (`perflab.analyse`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -118,18 +118,34 @@ class Part(Strict):
     launches: int
 
 
+class Span(NamedTuple):
+    """What a rank of a pipeline did for a while, in seconds since the step began."""
+
+    rank: int
+    stream: str
+    begin: float
+    end: float
+    label: str
+
+
 class Step(Strict):
     """What an optimiser step is made of, beside its latency.
 
     tokens, flops  of one step; FLOPs by the model's own count, which recomputation does not raise
     parts          where its time goes, by profile of steps that were not timed; their sum is the profiled step
     profiler_s     what profiling one operation takes, which the parts' seconds no longer contain
+    predicted_s    a pipeline's step by simulation, which rests on what is `assumed`, by name, in stored units
+    measured, predicted  the course of a pipeline's step, as its ranks noted it and as it was simulated
     """
 
     tokens: int
     flops: float
     parts: list[Part] = []
     profiler_s: float | None = None
+    predicted_s: float | None = None
+    assumed: dict[str, float] = {}
+    measured: list[Span] = []
+    predicted: list[Span] = []
     collector: str = ""
 
 

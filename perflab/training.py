@@ -54,3 +54,18 @@ class TrainingStage(Stage):
     def compulsory(self, shape: Shape, dtype: str, pass_: str = "step") -> CompulsoryBytes | None:  # noqa: ARG002
         """None: what a step must move depends on what is kept where, and on the model."""
         return None
+
+
+@dataclass(frozen=True)
+class PipelineStage(TrainingStage):
+    """The contract of a step that several processes share as a pipeline.
+
+    An implementation's function takes (shape, dtype, device, seed, steps), runs that many steps in processes of its
+    own, and gives what `perflab.measure.pipeline.PipelineRun` describes. The reference, called alike and with
+    CONVENTION, gives the losses of one process that takes the same steps.
+
+    tolerances  per dtype: of `losses`
+    steps       of the run whose losses are checked: later ones depend on the updates before them
+    """
+
+    steps: int = field(default=4, kw_only=True)

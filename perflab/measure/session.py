@@ -16,19 +16,22 @@ from perflab.measure import ceiling, inputs
 from perflab.measure import check as checking
 from perflab.measure.comparison import GRADIENT
 from perflab.measure.passes import Work, has_backward, require_gradients
+from perflab.measure.pipeline import PipelineSession
 from perflab.measure.task import Task, execution
 from perflab.measure.timing import CpuTimer, CudaTimer, timer
 from perflab.measure.training import TrainingSession
 from perflab.record import Compile
-from perflab.training import TrainingStage
+from perflab.training import PipelineStage, TrainingStage
 
 #: The architecture that offline compilation reports on.
 COMPILE_TARGET = "sm_90a"
 
 
-def open_case(task: Task) -> Session | TrainingSession:
+def open_case(task: Task) -> Session | TrainingSession | PipelineSession:
     """The case's session, by the kind of its stage."""
     stage = load_module(task.stage_folder / "stage.py").STAGE
+    if isinstance(stage, PipelineStage):
+        return PipelineSession(task, stage)
     return TrainingSession(task, stage) if isinstance(stage, TrainingStage) else Session(task, stage)
 
 

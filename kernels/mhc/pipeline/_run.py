@@ -1,0 +1,40 @@
+"""A run of the pipeline as the engine wants to hear of it."""
+
+from perflab import Unsupported
+from perflab.measure.pipeline import PipelineRun
+from perflab.record import Span
+
+from ..model.pipeline import run as run_pipeline
+from ..model.presets import Preset
+
+
+def run(design, schedule, shape, dtype, device, seed, steps):
+    """`steps` steps by p processes.
+
+    Fails: Unsupported for a depth or micro-batches that do not divide the model or its batch.
+    """
+    sizes = {dim: size for dim, size in shape.items() if dim not in ("p", "m")}
+    try:
+        result = run_pipeline(
+            sizes, design, schedule, shape["p"], shape["m"], steps, dtype=dtype, device=device, seed=seed
+        )
+    except ValueError as error:
+        raise Unsupported(str(error)) from error
+    preset = Preset(**{name: size for name, size in sizes.items() if name != "n"})
+    return PipelineRun(
+        step_s=result.step_s,
+        losses=result.losses,
+        tokens=preset.tokens,
+        flops=preset.flops_per_token() * preset.tokens,
+        predicted_s=result.predicted_s,
+        measured=[Span(*event) for event in result.timeline],
+        predicted=[Span(*event) for event in result.predicted.timeline],
+        assumed={
+            "message_bytes": result.message_bytes,
+            "link_bandwidth": result.link.bandwidth,
+            "link_latency_s": result.link.latency,
+            "processors": result.processors or 0,
+            "bubble": result.predicted.bubble,
+            "exposed_s": sum(result.predicted.exposed_s),
+        },
+    )

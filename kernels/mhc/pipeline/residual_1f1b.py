@@ -1,0 +1,12 @@
+"""The plain residual; one forward, one backward."""
+
+from ..model.decoder import Design
+from ._run import run
+
+REQUIRES = ("torch",)
+CONVENTION = {"residual": "residual", "recompute": "no"}
+
+
+def pipeline(shape, dtype, device, seed, steps):
+    """`steps` steps of a preset's decoder on p processes, in m micro-batches."""
+    return run(Design("residual"), "1F1B", shape, dtype, device, seed, steps)

@@ -1,0 +1,107 @@
+"""A pipeline of processes as a case: its losses checked against one process's, its steps timed by its own ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perflab.catalogue import load_module
+from perflab.measure.check import Wrong
+from perflab.measure.comparison import Sums
+from perflab.measure.task import Task
+from perflab.record import Accuracy, Span, Step
+from perflab.training import PipelineStage
+
+
+@dataclass(frozen=True)
+class PipelineRun:
+    """What a run of a pipeline leaves.
+
+    step_s       seconds of every step but the first, in which connections are made
+    losses       of all steps
+    predicted_s  seconds of a step, by simulation from what was measured of the parts
+    measured, predicted  the course of one step: rank, stream, begin and end in seconds, and what ran
+    assumed      what the prediction rests on, by name, in stored units
+    """
+
+    step_s: Sequence[float]
+    losses: Sequence[float]
+    tokens: int
+    flops: float
+    predicted_s: float
+    measured: Sequence[Span]
+    predicted: Sequence[Span]
+    assumed: Mapping[str, float]
+
+
+class PipelineSession:
+    """A loaded case of a pipeline stage. Methods are the requests that a worker answers."""
+
+    def __init__(self, task: Task, stage: PipelineStage) -> None:
+        self.task, self.stage = task, stage
+        module = load_module(task.implementation)
+        self.run: Callable[..., PipelineRun] = getattr(module, task.function)
+        self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
+        self._last: PipelineRun | None = None
+        self._losses: list[float] = []
+
+    def check(self, seeds: list[int]) -> dict[str, Any]:
+        """Accuracy of the losses of some steps, from one start per seed. Fails: Wrong."""
+        reference = getattr(load_module(self.task.stage_folder / "reference.py"), self.task.function)
+        tolerance = self.stage.tolerance(self.task.dtype, "losses")
+        sums = Sums(absolute=tolerance.absolute)
+        for seed in seeds:
+            where = (self.task.check_shape, self.task.dtype, self.task.device, seed, self.stage.steps)
+            found, wanted = self.run(*where).losses, reference(*where, **self.convention)
+            if len(found) != len(wanted):
+                raise Wrong("wrong_shape", f"losses: {len(found)} steps of {len(wanted)}")
+            sums.add(_finite(found), torch.tensor(wanted, dtype=torch.float64))
+        error = sums.result(tolerance)
+        if error.relative_l2_error > error.tolerance_l2 or error.elementwise_error > error.tolerance_elementwise:
+            text = f"losses: relative l2 error {error.relative_l2_error:.2e}, allowed {error.tolerance_l2:.2e}"
+            raise Wrong("wrong_output", text)
+        return Accuracy(
+            max_abs_error=error.max_abs_error, relative_l2_error=error.relative_l2_error, tolerance=error.tolerance_l2,
+            outputs={"losses": error}, shape=self.task.check_shape, draws=len(seeds), deterministic=None,
+        ).model_dump()  # fmt: skip
+
+    def check_again(self, seed: int) -> dict[str, Any]:
+        """After sampling: were all losses finite, and are those of another start right? Fails: Wrong."""
+        _finite(self._losses)
+        return self.check([seed % 2**31])
+
+    def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
+        """What the timer is like."""
+        return {"iterations": 1, "timer": "perf_counter, the rank that took longest", "cold": False}
+
+    def sample(self, count: int) -> tuple[list[float], int]:
+        """Seconds of `count` steps, of processes that are started for them."""
+        self._last = run = self.run(self.task.shape, self.task.dtype, self.task.device, 0, count + 1)
+        self._losses += run.losses
+        return list(run.step_s), 0
+
+    def attribute(self) -> dict[str, Any]:
+        """Tokens, FLOPs, the prediction, and the course of a step, of the last run. Fails: RuntimeError before one."""
+        if self._last is None:
+            raise RuntimeError("sample comes before attribute")
+        run = self._last
+        return Step(
+            tokens=run.tokens, flops=run.flops, predicted_s=run.predicted_s, assumed=dict(run.assumed),
+            measured=list(run.measured), predicted=list(run.predicted), collector="the ranks' own clocks; simulation",
+        ).model_dump()  # fmt: skip
+
+    def memory(self) -> dict[str, Any]:
+        """Fails: RuntimeError: the processes are not looked into."""
+        raise RuntimeError("a pipeline's processes are not looked into")
+
+    traffic = memory
+
+
+def _finite(losses: Sequence[float]) -> torch.Tensor:
+    found = torch.tensor(losses, dtype=torch.float64)
+    if not torch.isfinite(found).all():
+        raise Wrong("not_finite", "a loss is not finite")
+    return found

@@ -1,0 +1,108 @@
+"""Overheads of steps and where they go: what is drawn is what the records hold, and what is undecided looks so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import made_records as made
+import pytest
+
+from perflab.analyse import derive, parts
+from perflab.catalogue import load_module
+from perflab.present.formats import frame
+from perflab.record import Part, Reason, Record, Step
+
+ROOT = Path(__file__).resolve().parents[2]
+ABOUT = {"run_id": made.RUN_ID, "compute": {"matmul": {"fp32": 1e11}, "launch_s": 1e-6}}
+SIZES = {"T": 512, "n": 4}
+
+
+def chart(name: str, records: list[Record], about: dict[str, Any] | None = None) -> Any:
+    about = ABOUT if about is None else about
+    derived = derive.derive(records, about, derive.metrics(ROOT / "dashboards"))
+    return getattr(load_module(ROOT / "dashboards" / f"{name}.py"), name)(frame(records, derived), about)
+
+
+def step(stem: str, factor: float, parts_: list[Part], **fields: Any) -> Record:
+    """Steps of 6 rounds with 2 samples each; the rounds drift, and `factor` is over the drift."""
+    samples = [1e-2 * (1 + 0.1 * (index // 2)) * factor for index in range(12)]
+    latency = made.latency(samples).model_copy(update={"block_starts": [0, 2, 4, 6, 8, 10]})
+    told = {"toolkit": "eager", "pass": "step", "dtype": "fp32", "compulsory": None, "traffic": [], "label": "tiny"}
+    told |= {
+        "baseline": "residual",
+        "latency": latency,
+        "step": Step(tokens=512, flops=1e8, parts=parts_, profiler_s=1e-6),
+    }
+    return made.record(f"mhc/step/{stem}", SIZES, **(told | fields))
+
+
+def part(name: str, phase: Any, seconds: float, launches: int = 0) -> Part:
+    return Part(name=name, phase=phase, seconds=seconds, launches=launches)
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    base = [part("attention", "forward", 5e-3, 100), part("optimiser", "update", 5e-3, 10)]
+    more = [
+        part("attention", "forward", 4e-3, 100),
+        part("optimiser", "update", 5e-3, 10),
+        part("write", "backward", 4e-3, 500),
+    ]
+    wide = ["undecided: the 95% interval of the overhead is 9.0 percentage points wide"]
+    return [
+        step("residual", 1.0, base),
+        step("mhc_eager", 1.25, more),
+        step("hc", 1.5, base, warnings=wide),
+        step("mhc_triton", 1.0, [], execution="interpreted", toolkit="triton", latency=None),
+        step("mhc_tilelang", 1.0, [], status="skipped", toolkit="tilelang", latency=None, step=None, execution=None,
+             accuracy=None, reason=Reason(code="missing_toolkit", text="needs tilelang")),
+    ]  # fmt: skip
+
+
+def test_a_mark_is_the_overhead_and_drift_does_not_show(records: list[Record]) -> None:
+    figure = chart("overhead_measured", records)
+    marks = next(trace for trace in figure.data if trace.name == "overhead")
+    assert list(marks.x) == pytest.approx([25.0, 50.0])
+    assert list(marks.error_x.array) == pytest.approx([0, 0], abs=1e-9)
+    assert list(marks.marker.symbol) == ["circle", "circle-open"]
+
+
+def test_every_case_without_an_overhead_says_why(records: list[Record]) -> None:
+    notes = " | ".join(chart("overhead_measured", records).layout.meta["notes"])
+    assert "the baseline: mhc/step/residual" in notes
+    assert "checked, not timed: interpreted here: mhc/step/mhc_triton" in notes
+    assert "needs tilelang" in notes
+
+
+def test_parts_and_the_rest_add_up_to_what_was_measured(records: list[Record]) -> None:
+    figure = chart("overhead_attribution", records)
+    by_row: dict[str, float] = {}
+    for trace in figure.data:
+        for row, value in zip(trace.y, trace.x, strict=True):
+            by_row[row] = by_row.get(row, 0) + value
+    eager = {row.partition(": ")[2]: value for row, value in by_row.items() if row.startswith("mhc_eager")}
+    whole = parts.measured(records[1], records[0])
+    assert sum(eager.values()) == pytest.approx(1e3 * whole)
+    assert eager["forward"] == pytest.approx(-1.0) and eager["backward"] == pytest.approx(4.0)
+    assert eager["not explained"] == pytest.approx(1e3 * whole - 3.0)
+    hatched = [trace for trace in figure.data if trace.marker.pattern.shape == "/" and trace.name == "write"]
+    assert [value for trace in hatched for value in trace.x] == pytest.approx([0.5]), "500 launches of 1 us"
+    assert any("explain 96%" in note for note in figure.layout.meta["notes"])
+
+
+def test_without_a_measured_launch_nothing_is_hatched(records: list[Record]) -> None:
+    figure = chart("overhead_attribution", records, {"run_id": made.RUN_ID})
+    assert not any(trace.marker.pattern.shape for trace in figure.data)
+    assert any("not told apart" in note for note in figure.layout.meta["notes"])
+
+
+@pytest.mark.parametrize("name", ["overhead_measured", "overhead_attribution"])
+def test_runs_without_steps_have_no_such_chart(name: str) -> None:
+    assert chart(name, made.every_kind()) is None
+
+
+def test_the_share_explained_is_a_column(records: list[Record]) -> None:
+    derived = derive.derive(records, ABOUT, derive.metrics(ROOT / "dashboards"))
+    assert derived[0]["explained"] is None and derived[1]["explained"] == pytest.approx(3e-3 / (0.25 * 1.25e-2))
+    assert derived[1]["flops_utilisation"] == pytest.approx(1e8 / (1.25 * 1.25e-2) / 1e11)
