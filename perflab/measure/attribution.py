@@ -24,6 +24,11 @@ from perflab.record import Part
 UPDATES, REBUILD = ("optimiser", "balance"), "rebuild"
 #: What no part claims.
 OTHER = "other"
+#: Operations that move nothing: they make views, take memory, or ask.
+_NAMES = """alias as_strided chunk detach diagonal empty empty_like empty_strided expand expand_as flatten item is_nonzero
+    lift_fresh narrow permute reshape resize_ resolve_conj resolve_neg result_type select set_ slice split squeeze t to
+    split_with_sizes transpose unbind unflatten unfold unsqueeze view view_as _reshape_alias _unsafe_view"""
+BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 _BACKWARD = "autograd::engine::evaluate_function"
 _CALL = "perflab call"
 
@@ -39,6 +44,16 @@ class _Event:
     correlation: int
     inside: list[_Event] = field(default_factory=list)
     owner: tuple[str, str] = (OTHER, "forward")
+
+    def moving(self) -> bool:
+        """Whether some operation here, or inside, moves bytes."""
+        own = self.name.startswith("aten::") and self.name not in BOOKKEEPING
+        return own or any(inner.moving() for inner in self.inside)
+
+    @property
+    def is_launch(self) -> bool:
+        """Whether this is an innermost operation that moves bytes."""
+        return self.moving() and not any(inner.moving() for inner in self.inside)
 
     @property
     def own_ns(self) -> int:
@@ -96,12 +111,12 @@ def _profile(call: Callable[[], object], device: str) -> list[Any]:
 
 
 def _host_parts(events: Iterable[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
-    """Seconds, operations without an inner one, and events of every part, of the host's own time."""
+    """Seconds, innermost operations that move bytes, and events of every part, of the host's own time."""
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for event in _owned(events):
         mine = sums[event.owner]
         mine[0] += event.own_ns * 1e-9
-        mine[1] += event.name.startswith("aten::") and not event.inside
+        mine[1] += event.is_launch
         mine[2] += 1
     return {owner: (one[0], int(one[1]), int(one[2])) for owner, one in sums.items()}
 
