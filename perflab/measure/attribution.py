@@ -25,9 +25,12 @@ UPDATES, REBUILD = ("optimiser", "balance"), "rebuild"
 #: What no part claims.
 OTHER = "other"
 #: Operations that move nothing: they make views, take memory, or ask.
-_NAMES = """alias as_strided chunk detach diagonal empty empty_like empty_strided expand expand_as flatten item is_nonzero
-    lift_fresh narrow permute reshape resize_ resolve_conj resolve_neg result_type select set_ slice split squeeze t to
-    split_with_sizes transpose unbind unflatten unfold unsqueeze view view_as _reshape_alias _unsafe_view"""
+_NAMES = """
+    alias as_strided chunk detach diagonal empty empty_like empty_strided expand expand_as flatten item is_nonzero
+    lift_fresh narrow permute reshape resize_ resolve_conj resolve_neg result_type select set_ slice split
+    split_with_sizes squeeze t to transpose unbind unflatten unfold unsqueeze view view_as _reshape_alias
+    _unsafe_view
+"""
 BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 _BACKWARD = "autograd::engine::evaluate_function"
 _CALL = "perflab call"
