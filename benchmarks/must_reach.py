@@ -141,16 +141,58 @@ def recomputation() -> list[Figure]:
     ]  # fmt: skip
 
 
+def training_step() -> list[Figure]:
+    """How long the step's suite takes, how wide its overheads are known, and how much of them the parts explain."""
+    start = time.perf_counter()
+    records = run("suite", "step")
+    figures = [Figure("step suite", time.perf_counter() - start, "s", 180, "perflab run suite step")]
+    for record in records:
+        own, name = record["derived"], record["implementation"]
+        if own["overhead"] is None:
+            continue
+        width = 100 * (own["overhead_high"] - own["overhead_low"])
+        figures.append(Figure(f"{name}: width of the overhead's interval", width, "pp", 4, "perflab run suite step"))
+        if own["overhead"] > LARGE:
+            unexplained = abs(1 - own["explained"])
+            figures.append(
+                Figure(f"{name}: share that no part explains", unexplained, "", 0.1, "perflab run suite step")
+            )
+    return figures
+
+
+def pipeline() -> list[Figure]:
+    """How far off the simulator is from pipelines of real processes."""
+    command = "perflab run suite pipeline"
+    return [
+        Figure(
+            f"{record['implementation']} p={record['shape']['p']}: simulated step off by",
+            abs(record["derived"]["prediction_error"]), "", 0.2, command,
+        )
+        for record in run("suite", "pipeline")
+    ]  # fmt: skip
+
+
+def projection() -> list[Figure]:
+    """How fast a projection answers."""
+    arguments = ["overhead", "--model", "27b", "--machine", "h200", "--mfu", "0.4"]
+    return [Figure("overhead", seconds(arguments, 7), "s", 1.0, "perflab " + " ".join(arguments))]
+
+
+#: An overhead below this share of a step is too small to say where it goes.
+LARGE = 0.05
 #: Enough tokens that the parts of phi's gradient are small beside x.
 PROJECT = ("case", "mhc/project/triton_split_k", "--pass", "backward", "-p", "T=8192")
 #: Bytes a token and site of the coefficients that fused kernels keep, at n = 4: m, r, h_pre, h_post and h_res in fp32.
 COEFFICIENTS = 4 * (24 + 1 + 4 + 4 + 16)
-FIGURES = (light_commands, the_quick_suite, backward, recomputation)
+FIGURES = (light_commands, the_quick_suite, backward, recomputation, training_step, pipeline, projection)
 
 
 if __name__ == "__main__":
+    # Names of figures, if only some are wanted: `python benchmarks/must_reach.py training_step pipeline`.
     missed = 0
     for measure in FIGURES:
+        if sys.argv[1:] and measure.__name__ not in sys.argv[1:]:
+            continue
         for figure in measure():
             print(figure.line(), flush=True)
             missed += figure.value > figure.bound
