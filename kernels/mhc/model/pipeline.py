@@ -39,6 +39,8 @@ class Result:
     processors   that the ranks' computing is worth: all that there are at once, over one alone
     timeline     measured, of the step whose time is the median; empty on a GPU
     predicted    by the simulator, from durations, link, message_bytes and processors
+    replayed     by the simulator, from the means of the actions as the ranks noted them in these steps: what it makes
+                 of order and messages alone; None on a GPU
     """
 
     job: Job
@@ -50,6 +52,7 @@ class Result:
     processors: float | None
     timeline: list[Event]
     predicted: Play
+    replayed: Play | None
 
     @property
     def measured_s(self) -> float:
@@ -136,15 +139,30 @@ def read(folder: Path) -> Result:
     middle = 1 + seconds[1:].index(statistics.median_low(seconds[1:]))
     link = Link(**_only(rows[0], "link"))
     processors = _processors(job, rows)
-    play = simulate(
-        order(job.schedule, job.p, job.m), durations, link, job.message_bytes, Execution(processors=processors)
-    )
+    played = order(job.schedule, job.p, job.m)
+    play = simulate(played, durations, link, job.message_bytes, Execution(processors=processors))
+    noted = _noted(job, steps)
+    replay = simulate(played, noted, link, job.message_bytes) if noted else None
     timeline = [
         Event(rank, "compute", begin, end, label)
         for rank in range(job.p)
         for label, begin, end in steps[rank][middle]["spans"]
     ]
-    return Result(job, seconds[1:], losses, durations, link, job.message_bytes, processors, timeline, play)
+    return Result(job, seconds[1:], losses, durations, link, job.message_bytes, processors, timeline, play, replay)
+
+
+def _noted(job: Job, steps: list[list[dict[str, Any]]]) -> list[Durations]:
+    """Mean durations of each stage's actions in the steps but the first; nothing where ranks note none."""
+    taken: dict[tuple[int, str], list[float]] = {}
+    for rank in range(job.p):
+        for label, begin, end in (span for step in steps[rank][1:] for span in step["spans"]):
+            # A rank's update is that of all its stages: its first stage has the rank's number.
+            found = re.fullmatch(r"(\d+)([FBIW])\d+", label)
+            key = (int(found[1]), found[2].replace("I", "B")) if found else (rank, label)
+            taken.setdefault(key, []).append(end - begin)
+    mean = {key: statistics.fmean(seconds) for key, seconds in taken.items()}
+    stages = range(job.stages) if mean else ()
+    return [Durations(mean[stage, "F"], mean[stage, "B"], 0, update=mean.get((stage, "update"), 0)) for stage in stages]
 
 
 def _processors(job: Job, rows: list[list[dict[str, Any]]]) -> float | None:

@@ -1,7 +1,6 @@
 """A decoder cut into the stages of a pipeline, and the share of it that one rank trains."""
 
 import copy
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -129,12 +128,11 @@ class Stage(nn.Module):
         """The layers that mix experts."""
         return (module for module in self.modules() if isinstance(module, Experts))
 
-    def names(self) -> Iterator[tuple[str, str]]:
-        """Each parameter's and buffer's name here, and that in the whole decoder."""
-        for name in itertools.chain(dict(self.named_parameters()), dict(self.named_buffers())):
-            head, _, rest = name.partition("sites.F.")
-            index, _, tail = rest.partition(".")
-            yield name, f"sites.F.{self.first + int(index)}.{tail}" if not head and rest else name
+    def name_in_decoder(self, name: str) -> str:
+        """What a parameter or buffer of this stage is called in the whole decoder."""
+        head, _, rest = name.partition("sites.F.")
+        index, _, tail = rest.partition(".")
+        return name if head or not rest else f"sites.F.{self.first + int(index)}.{tail}"
 
 
 def _cut(sites: nn.Module, first: int, last: int) -> nn.Module:
@@ -192,14 +190,24 @@ class Share(Training):
             mixture.rebalance()
 
     def named(self) -> dict[str, Tensor]:
-        """fp32 weights and balances by the whole decoder's names; of stacked ones the rows of each stage."""
+        """fp32 weights and balances by their stage and the whole decoder's names; of stacked ones the stage's rows."""
+        return {key: value.detach().clone() for key, value in self._by_stage(self._state()).items()}
+
+    def gradients_of_step(self) -> dict[str, Tensor]:
+        """The last step's gradients, named likewise; none of parameters in 16 bits, which are let go."""
+        found = {name: one.grad.clone() for name, one in self.parameters.items() if one.grad is not None}
+        return self._by_stage(found)
+
+    def _by_stage(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = {}
-        for index, stage in enumerate(self.model):
-            buffers = dict(stage.named_buffers())
-            for name, whole in stage.names():
-                value = buffers[name] if name in buffers else self.weights[f"{index}.{name}"]
-                found[f"{self.indices[index]}:{whole}"] = value.detach().clone()
+        for name, value in values.items():
+            index, _, inside = name.partition(".")
+            found[f"{self.indices[int(index)]}:{self.model[int(index)].name_in_decoder(inside)}"] = value
         return found
+
+    def _state(self) -> dict[str, Tensor]:
+        buffers = {name: one for name, one in self.model.named_buffers() if _tail(name) == "balance"}
+        return {**self.weights, **buffers}
 
 
 def whole(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

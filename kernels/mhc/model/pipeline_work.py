@@ -200,7 +200,7 @@ def work(job: Job, folder: Path) -> None:
         dist.barrier()
         tell(link=measure_link(job, group, device))
         _train(job, share, (group, replicas if job.replicas > 1 else None, rank // job.p), tell)
-    torch.save(share.named(), folder / f"state{rank}.pt")
+    torch.save({"weights": share.named(), "gradients": share.gradients_of_step()}, folder / f"state{rank}.pt")
 
 
 def _train(job: Job, share: Share, where: tuple[Any, Any, int], tell: Callable[..., None]) -> None:

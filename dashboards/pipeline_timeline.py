@@ -1,0 +1,251 @@
+"""A pipeline's step, rank by rank: forwards, backwards, what is rebuilt, and the waits between them.
+
+The first panels are projected: the 27B model on five ranks with two stages each (DualPipeV), plain, and with mHC,
+without and with the paper's measures. Panels below them are of the run's own pipelines, if it has any: a step as its
+ranks noted it, and as it was simulated. White is waiting.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pandas
+import plotly.graph_objects as go
+
+from perflab.catalogue import load_module
+from perflab.pipeline.actions import Order, from_text
+from perflab.pipeline.orders import layers_per_stage
+from perflab.pipeline.simulate import Durations, Execution, Link, Play, measures, simulate
+from perflab.present import panels, units
+
+from .metrics.eq20_bytes import elements
+
+PAGE, ORDER = "Pipeline", 1
+SUBJECT = Path(__file__).resolve().parent.parent / "kernels" / "mhc"
+MODEL, STREAMS, RANKS = "27b", 4, 5
+#: Quoted: NVIDIA H100 SXM's datasheet (bf16 without sparsity, memory), 400 Gb/s a GPU of the DGX H100.
+PEAK, MEMORY, NETWORK = 989.4e12, 3.35e12, 50e9
+#: Assumed: shares of peak and memory bandwidth that are reached, seconds before a message's first byte, and the share
+#: of a write's time in which a backward beside it goes on.
+UTILISATION, REACHED, LATENCY, BESIDE = 0.4, 0.8, 10e-6, 0.5
+COLOURS = {
+    "forward": "#0072b2", "backward": "#d55e00", "forward and backward": "#cc79a7", "rebuilt": "#009e73",
+    "priority stream": "#56b4e9", "update": "#7f7f7f",
+}  # fmt: skip
+_LINE, _RANK, _FOOT, _LEGEND = 18, 26, 56, 64  # pixels: a line of words, a rank, an axis, the legend
+_WIDTH = 52  # characters that fit a phone
+
+#: A panel: its words, and what each rank did: (rank, stream, begin, end, label).
+Panel = tuple[list[str], list[tuple[int, str, float, float, str]]]
+
+
+def pipeline_timeline(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+    """A panel per step; None in a workspace without this subject whose run has no pipeline."""
+    ahead = list(projected())
+    drawn = [(_wrapped(words), events) for words, events in (*ahead, *noted(frame))]
+    if not drawn:
+        return None
+    heights = [_LINE * len(words) + _RANK * _ranks(events) + _FOOT for words, events in drawn]
+    total, top = sum(heights), 0
+    figure = go.Figure()
+    figure.update_layout(
+        height=total + _LEGEND, margin={"l": 8, "r": 8, "t": _LEGEND, "b": 0}, template="none", hovermode="closest",
+        dragmode=False, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", barmode="overlay", bargap=0,
+        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
+        font={"family": "system-ui, sans-serif", "size": 12}, meta={"notes": notes() if SUBJECT.is_dir() else []},
+        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+    )  # fmt: skip
+    named: set[str] = set()
+    longest = max((end for _, events in ahead for *_, end, _ in events), default=0)
+    for number, ((words, events), height) in enumerate(zip(drawn, heights, strict=True), 1):
+        lines = _LINE * len(words)
+        domain = (1 - (top + height - _FOOT) / total, 1 - (top + lines) / total)
+        # Projected panels have one axis, so that their lengths compare.
+        _axes(figure, number, domain, longest if number <= len(ahead) else max(end for *_, end, _ in events))
+        title, *rest = map(panels.plain, words)
+        figure.add_annotation(
+            text="<br>".join([f"<b>{title}</b>", *rest]),
+            showarrow=False, align="left", xref="paper", x=0, xanchor="left", yref="paper", y=1 - top / total,
+            yanchor="top",
+        )  # fmt: skip
+        figure.add_traces(list(_bars(events, number, named)))
+        top += height
+    return figure
+
+
+def projected() -> Iterator[Panel]:
+    """The plain step, and mHC's without and with the measures."""
+    if not SUBJECT.is_dir():
+        return
+    plain = simulate(order(), durations(0), LINK, message_bytes(0), Execution(interleaved=True))
+    yield [f"projected: {MODEL}, plain residual", _told(plain, None)], plain.timeline
+    found = mhc()
+    off, on = Execution(interleaved=True, beside=BESIDE), Execution(True, True, BESIDE, True, True)
+    yield [f"projected: {MODEL}, mHC with {STREAMS} streams", _told(found[off], plain)], found[off].timeline
+    words = [f"projected: {MODEL}, mHC, with all three measures", _told(found[on], plain)]
+    yield [*words, *(f"{_measures(one)}: {_over(play, plain)}" for one, play in found.items())], found[on].timeline
+
+
+def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
+    """Steps of the run's own pipelines: measured, then simulated from the durations measured alone."""
+    if "record" not in frame:
+        return
+    for case in frame.itertuples(index=False):
+        step = getattr(case.record, "step", None)
+        if step is None or not step.predicted:
+            continue
+        name = f"{case.implementation} {case.shape}"
+        if step.measured:
+            yield [f"measured: {panels.clip(name, _WIDTH - 10)}"], [tuple(span) for span in step.measured]
+        words = f"{units.seconds(step.predicted_s)}, from durations and a link that were measured alone"
+        yield [f"simulated: {panels.clip(name, _WIDTH - 11)}", words], [tuple(span) for span in step.predicted]
+
+
+LINK = Link(NETWORK, LATENCY)
+
+
+@functools.cache
+def order() -> Order:
+    """DualPipeV of torch, kept as a file so that no tensor library is needed."""
+    return from_text(Path(__file__).with_name("pipeline_dualpipev.csv").read_text(encoding="utf-8"))
+
+
+def mhc() -> dict[Execution, Play]:
+    """The step with each of the measures off and on."""
+    base = Execution(interleaved=True, beside=BESIDE)
+    return measures(order(), durations(STREAMS), LINK, message_bytes(STREAMS), base)
+
+
+def message_bytes(n: int) -> int:
+    """Streams of one sequence in bf16; n = 0 is the plain residual."""
+    preset = _presets().presets()[MODEL]
+    return int(2 * preset.S * max(n, 1) * preset.C)
+
+
+def durations(n: int) -> list[Durations]:
+    """Projected seconds of a micro-batch of one sequence in each stage; n = 0 is the plain residual.
+
+    Model FLOPs in three equal parts, spread evenly over stages, at the assumed utilisation; sites' bytes are the fewest
+    that the contracts of their stages allow, at the share of the memory's bandwidth assumed.
+    """
+    preset = _presets().presets()[MODEL]
+    sites = 2 * layers_per_stage(preset.layers, 2 * RANKS)
+    part = preset.flops_per_token() * preset.S / (3 * 2 * RANKS * UTILISATION * PEAK)
+    # A layer's attention in backward: two products for each of the forward's.
+    kernel = 4 * preset.heads * (2 * preset.head_dim + preset.rope) * preset.S**2 / 2 / (UTILISATION * PEAK)
+    shape = {"T": preset.S, "n": n, "C": preset.C}
+    if not n:
+        forward, backward = (sites * _moved("residual", shape, pass_) for pass_ in ("forward", "backward"))
+        return [Durations(part + forward, part + backward, part, kernel=kernel)] * (2 * RANKS)
+    write = sites * _moved("post_res", shape, "forward")
+    forward = part + write + sites * _moved("read", shape, "forward")
+    backward = part + sites * (_moved("read", shape, "backward") + _moved("post_res", shape, "backward"))
+    best = min(range(1, preset.sites + 1), key=lambda block: elements(n, preset.sites, block))
+    block = min(best, sites)
+    rebuilt = _moved("recompute", {**shape, "L": block}, "forward")
+    # Only the block that a backward begins with is rebuilt before it; the others in its course.
+    one = Durations(
+        forward, backward + (sites / block - 1) * rebuilt, part, recompute=rebuilt, tail=write / 2, kernel=kernel
+    )
+    return [one] * (2 * RANKS)
+
+
+def notes() -> list[str]:
+    """What the projected panels rest on."""
+    preset = _presets().presets()[MODEL]
+    return [
+        f"projected, not measured: {preset.layers} layers on {RANKS} ranks with two stages each, {_micro_batches()} "
+        f"micro-batches of {preset.S} tokens; a forward and a backward that overlap alternate kernel by kernel and end "
+        "together",
+        f"quoted: H100 SXM {PEAK / 1e12:.0f} TFLOP/s bf16, {MEMORY / 1e12:.2f} TB/s, network {NETWORK / 1e9:.0f} GB/s",
+        f"assumed: {UTILISATION:.0%} of peak, {REACHED:.0%} of the memory's bandwidth, {units.seconds(LATENCY)} before "
+        f"a message's first byte, a backward keeps {BESIDE:.0%} of its speed beside a write; experts' exchange, "
+        "embedding and optimiser are left out",
+        "counted: bytes are the fewest of the contracts of mhc/residual, read, post_res and recompute, in bf16",
+    ]
+
+
+def _micro_batches() -> int:
+    return 1 + max(action.micro_batch for moves in order() for move in moves for action in move)
+
+
+def _presets() -> ModuleType:
+    return load_module(SUBJECT / "model" / "presets.py")
+
+
+def _moved(stage: str, shape: dict[str, int], pass_: str) -> float:
+    contract = load_module(SUBJECT / stage / "stage.py").STAGE
+    return float(contract.compulsory(shape, "bf16", pass_).total_bytes / (REACHED * MEMORY))
+
+
+def _told(play: Play, plain: Play | None) -> str:
+    over = f", {_over(play, plain)}" if plain else ""
+    exposed = max(play.exposed_s) / play.step_s
+    return f"{units.seconds(play.step_s)}{over}; idle {play.bubble:.1%}, messages waited for up to {exposed:.1%}"
+
+
+def _over(play: Play, plain: Play) -> str:
+    return f"{play.step_s / plain.step_s - 1:+.1%} over plain"
+
+
+def _measures(one: Execution) -> str:
+    switches = {"stream": one.priority_stream, "preemption": one.preemptible, "early rebuilding": one.early_recompute}
+    return " + ".join(name for name, on in switches.items() if on) or "none"
+
+
+def _wrapped(words: list[str]) -> list[str]:
+    return [line for one in words for line in textwrap.wrap(one, _WIDTH)]
+
+
+def _ranks(events: list[tuple[int, str, float, float, str]]) -> int:
+    return 1 + max(rank for rank, *_ in events)
+
+
+def _kind(stream: str, label: str) -> str:
+    if stream == "priority":
+        return "priority stream"
+    if "update" in label:
+        return "update"
+    if " " in label:
+        return "forward and backward"
+    return "forward" if "F" in label else "rebuilt" if "R" in label else "backward"
+
+
+def _bars(events: list[tuple[int, str, float, float, str]], number: int, named: set[str]) -> Iterator[dict[str, Any]]:
+    by_kind: dict[str, list[tuple[int, float, float, str]]] = {}
+    for rank, stream, begin, end, label in events:
+        if stream != "send":
+            by_kind.setdefault(_kind(stream, label), []).append((rank, begin, end, label))
+    for kind in (kind for kind in COLOURS if kind in by_kind):
+        bars = by_kind[kind]
+        narrow = kind == "priority stream"
+        yield {
+            "type": "bar", "orientation": "h", "name": kind, "legendgroup": kind, "showlegend": kind not in named,
+            "x": [end - begin for _, begin, end, _ in bars], "base": [begin for _, begin, _, _ in bars],
+            "y": [rank for rank, *_ in bars], "width": 0.25 if narrow else 0.8, "xaxis": f"x{number}",
+            "yaxis": f"y{number}", "marker": {"color": COLOURS[kind], "line": {"width": 0.5, "color": "#ffffff"}},
+            "hoverinfo": "text",
+            "hovertext": [
+                panels.hover(f"rank {rank}: {label}", f"{units.seconds(end - begin)} from {units.seconds(begin)}")
+                for rank, begin, end, label in bars
+            ],
+        }  # fmt: skip
+        named.add(kind)
+
+
+def _axes(figure: go.Figure, number: int, domain: tuple[float, float], longest: float) -> None:
+    figure.update_layout({
+        f"xaxis{number}": {
+            "anchor": f"y{number}", "fixedrange": True, "zeroline": False, "range": [0, longest * 1.01], "nticks": 6,
+            "tickformat": "~s", "ticksuffix": "s", "title": {"text": "seconds of the step", "standoff": 4},
+        },
+        f"yaxis{number}": {
+            "anchor": f"x{number}", "fixedrange": True, "zeroline": False, "domain": domain, "autorange": "reversed",
+            "dtick": 1, "tickprefix": "rank ", "automargin": True,
+        },
+    })  # fmt: skip
