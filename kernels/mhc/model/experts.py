@@ -38,6 +38,9 @@ class Experts(nn.Module):
 
     Tokens are put in the order of their experts, so that all experts are one grouped product. No atomics: rows are
     moved by gathers in both directions, and sums have a fixed order.
+
+    An expert without tokens has gradients of zero on CPUs; torch 2.13's grouped product is reported to give zeros on
+    Hopper and remnants of memory on Blackwell (pytorch issue 172439). Not tried here on either.
     """
 
     balance: Tensor
