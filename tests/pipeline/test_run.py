@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -113,6 +114,14 @@ def test_a_pipeline_learns_what_one_process_learns(tmp_path, residual, recompute
         assert played == [*map(str, actions(moves)), "update"], "the order that is simulated is the one that ran"
     assert len(result.step_s) == 2
     assert result.predicted_s > 0
+
+
+@pytest.mark.parametrize(("residual", "schedule"), [("residual", "1F1B"), ("mhc", "1F1B"), ("mhc", "ZBVZeroBubble")])
+def test_the_simulator_makes_the_measured_step_of_the_measured_actions(residual, schedule):
+    """Within a fifth, however busy the machine is: the actions were noted in the very steps that are foretold."""
+    shape = {**load_module(MODEL / "presets.py").presets()["tiny"].shape(), "n": 4}
+    result = pipeline.run(shape, decoder.Design(residual), schedule, 2, 4, steps=6)
+    assert result.replayed.step_s == pytest.approx(statistics.fmean(result.step_s), rel=0.2)
 
 
 def test_replicas_under_torchrun_learn_from_all_their_batches(tmp_path):
