@@ -30,6 +30,11 @@ COMPILE_TARGET = "sm_90a"
 def open_case(task: Task) -> Session | TrainingSession | PipelineSession:
     """The case's session, by the kind of its stage."""
     stage = load_module(task.stage_folder / "stage.py").STAGE
+    if task.toolkit == "compiled":
+        from torch._dynamo import config
+
+        # Past its limit of versions torch would quietly run eager code, under compiled code's name.
+        config.fail_on_recompile_limit_hit = True
     if isinstance(stage, PipelineStage):
         return PipelineSession(task, stage)
     return TrainingSession(task, stage) if isinstance(stage, TrainingStage) else Session(task, stage)

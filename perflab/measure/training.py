@@ -195,12 +195,13 @@ class TrainingSession:
         return samples, 0
 
     def attribute(self) -> dict[str, Any]:
-        """Where a step's time goes: tokens, FLOPs and parts."""
+        """Where a step's time goes: tokens, FLOPs and parts; of a step that is not native only what it is of."""
+        if execution(self.task.toolkit, self.task.device) != "native":
+            training = self._make(self.task.shape, seed=0)
+            return Step(tokens=training.tokens, flops=training.flops).model_dump()
         training = self._warm()
         tokens = training.batch(0)
         step = Step(tokens=training.tokens, flops=training.flops)
-        if execution(self.task.toolkit, self.task.device) != "native":
-            return step.model_dump()
         found = attribution.attribute(lambda: training.step(tokens), PROFILED_STEPS, self.task.device)
         return step.model_copy(update=found).model_dump()
 

@@ -13,6 +13,7 @@ from perflab.analyse import derive
 from perflab.catalogue import load_module
 from perflab.measure import pipeline_orders
 from perflab.present.formats import frame
+from perflab.record import Span, Step
 
 DASHBOARDS = Path(__file__).resolve().parents[2] / "dashboards"
 chart = load_module(DASHBOARDS / "pipeline_timeline.py")
@@ -83,3 +84,27 @@ def test_messages_and_work_grow_as_the_paper_has_it():
 
 def test_a_frame_without_records_has_the_projected_panels_alone():
     assert len(words(chart.pipeline_timeline(pandas.DataFrame(), {}))) == 3
+
+
+def test_a_run_s_own_pipelines_are_shown_as_noted_and_as_simulated():
+    step = Step(
+        tokens=8,
+        flops=1.0,
+        predicted_s=0.5,
+        measured=[Span(0, "compute", 0.0, 0.2, "0F0"), Span(1, "compute", 0.2, 0.6, "1B0")],
+        predicted=[
+            Span(0, "compute", 0.0, 0.1, "0F0"),
+            Span(0, "send", 0.1, 0.2, "0F0"),
+            Span(1, "compute", 0.2, 0.5, "1 update"),
+        ],
+    )
+    record = made.record("mhc/pipeline/mhc_1f1b", {"T": 1, "n": 4, "p": 2, "m": 2}, step=step)
+    figure = draw(record)
+    told = [a.text for a in figure.layout.annotations]
+    assert told[3].startswith("<b>measured: mhc/pipeline/mhc_1f1b")
+    assert told[4].startswith("<b>simulated: ") and "500 ms" in told[4]
+    shown = {
+        number: [(t.name, *t.y, *t.base, *t.x) for t in figure.data if t.xaxis == f"x{number}"] for number in (4, 5)
+    }
+    assert shown[4] == [("forward", 0, 0.0, 0.2), ("backward", 1, 0.2, 0.39999999999999997)]
+    assert shown[5] == [("forward", 0, 0.0, 0.1), ("update", 1, 0.2, 0.3)]
