@@ -22,7 +22,7 @@ from perflab.training import TrainingStage
 #: Steps before anything is measured: the optimiser's state, lazy initialisation, the allocator's caches.
 WARM_UP_STEPS = 2
 #: Steps that are profiled, and as many plain ones between them, which tell what profiling costs.
-PROFILED_STEPS = 4
+PROFILED_STEPS = 3
 
 Named = Mapping[str, torch.Tensor]
 
