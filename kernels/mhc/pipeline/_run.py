@@ -36,5 +36,7 @@ def run(design, schedule, shape, dtype, device, seed, steps):
             "processors": result.processors or 0,
             "bubble": result.predicted.bubble,
             "exposed_s": sum(result.predicted.exposed_s),
+            # The same simulation with what the actions took in the run itself, beside the other ranks.
+            **({"replayed_s": result.replayed.step_s} if result.replayed else {}),
         },
     )
