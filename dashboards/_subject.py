@@ -48,7 +48,8 @@ def figure(height: int, notes: list[str], **layout: Any) -> go.Figure:
         hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
         meta={"notes": notes},
     )  # fmt: skip
-    return drawn.update_layout(layout)
+    drawn.update_layout(layout)
+    return drawn
 
 
 def assumed(projection: Any, report: ModuleType) -> list[str]:

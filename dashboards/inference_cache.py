@@ -48,8 +48,8 @@ def inference_cache(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure
         )  # fmt: skip
     figure.add_scatter(
         x=list(quoted), y=list(quoted.values()), mode="markers+text", textposition="top left", showlegend=False,
-        text=[units.size(size) for size in quoted.values()], marker={"size": 10, "color": "#d55e00"}, name="quoted sizes",
-        hoverinfo="skip",
+        text=[units.size(size) for size in quoted.values()], marker={"size": 10, "color": "#d55e00"},
+        name="quoted sizes", hoverinfo="skip",
     )  # fmt: skip
     ticks = [f"{context // 1024}K" for context in CONTEXTS]
     figure.update_xaxes(

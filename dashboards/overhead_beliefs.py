@@ -31,7 +31,7 @@ def overhead_beliefs(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figur
     bars = sorted(overhead.sensitivity(projection), key=lambda bar: abs(bar[4] - bar[2]))
     figure = _subject.figure(
         80 + 44 * len(bars), [overhead.PAPERS, *_subject.assumed(projection, report)], barmode="overlay", bargap=0.55,
-        showlegend=False,
+        showlegend=False, margin={"l": 8, "r": 8, "t": 16, "b": 50},
     )  # fmt: skip
     names = [bar[0] for bar in bars]
     for colour, value, at in ((LOW, 1, 2), (HIGH, 3, 4)):
@@ -42,7 +42,7 @@ def overhead_beliefs(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figur
                        for bar in bars],
         )  # fmt: skip
     figure.add_scatter(
-        x=[100 * max(now, bar[2], bar[4]) for bar in bars], y=names, mode="text", textposition="middle right",
+        x=[100 * max(now, a.claim, bar[2], bar[4]) for bar in bars], y=names, mode="text", textposition="middle right",
         text=[f"  {_needed(report, name, needed[name], a.claim)}" for name in names], hoverinfo="skip", name="needed",
         cliponaxis=False,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def overhead_beliefs(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figur
         figure.add_vline(x=100 * x, line={"dash": dash, "width": 1.5, "color": panels.GREY})
     widest = max(100 * max(bar[2], bar[4]) for bar in bars)
     figure.update_xaxes(
-        ticksuffix="%", range=[0, 1.6 * widest], fixedrange=True, title={"text": "overhead, projected"}, nticks=6
+        ticksuffix="%", range=[0, 2 * widest], fixedrange=True, title={"text": "overhead, projected"}, nticks=6
     )
     figure.update_yaxes(fixedrange=True, automargin=True)
     return figure

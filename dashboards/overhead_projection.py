@@ -51,7 +51,7 @@ def overhead_projection(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Fi
             type="line", x0=100 * claim, x1=100 * claim, y0=-0.5, y1=len(names) - 0.5, xref=f"x{number}",
             yref=f"y{number}", line={"dash": "dash", "width": 1.5, "color": panels.GREY},
         )  # fmt: skip
-        _axes(figure, number, (0.36, 1.0) if number == 1 else (0.0, 0.16), 115 * widest)
+        _axes(figure, number, (0.36, 1.0) if number == 1 else (0.0, 0.16), 130 * widest)
     return figure
 
 

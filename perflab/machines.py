@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perflab import machine, store
 from perflab.errors import PerflabError, unknown
 
 #: This machine, as the newest run on it measured it.
@@ -84,6 +83,8 @@ def _parse(data: dict[str, Any], where: str) -> Machine:
 
 def _here(results: Path, given: set[str]) -> dict[str, Any]:
     """What the newest run on this machine measured, those with a product rate before those without."""
+    from perflab import store
+
     mine = [about for about in (run.about() for run in reversed(store.runs(results))) if _is_this_machine(about)]
     about = next((one for one in mine if "compute" in one), mine[0] if mine else None)
     if about is None:
@@ -114,6 +115,8 @@ def _bandwidth(about: dict[str, Any]) -> float:
 
 def _is_this_machine(about: dict[str, Any]) -> bool:
     """Whether the run measured a ceiling, and on a machine like this one."""
+    from perflab import machine
+
     then = about.get("machine") or {}
     now = {"cpu": machine.cpu_model(), "cores": machine.physical_cores(), "gpus": [g["name"] for g in machine.gpus()]}
     alike = all(then.get(key) == now[key] for key in ("cpu", "cores"))

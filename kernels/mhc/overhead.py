@@ -172,7 +172,8 @@ class Projection:
             if one.type == "int" and type(value) is not int:
                 raise ValueError(f"{name}: expected a whole number, got {value:g}")
             if not math.isfinite(value) or value < 0 or (value == 0 and one.metadata["low"] != 0):
-                raise ValueError(f"{name}: expected more than 0, got {value:g}")
+                least = "at least" if one.metadata["low"] == 0 else "more than"
+                raise ValueError(f"{name}: expected {least} 0, got {value:g}")
             if share and value > 1:
                 raise ValueError(f"{name}: expected a share of at most 1, got {value:g}")
         if layers % a.pipeline:
@@ -248,7 +249,8 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
     sources = {name: f"{machine.name}: {one.source}" for name, one in told.items()}
     sources["link"] = f"{machine.name}, {link}: {lane.source}" if lane else f"{machine.name} is alone"
     # Eight devices share a box; the paper gives no depth.
-    values["pipeline"] = max(d for d in divisors(preset.layers) if d <= 8) if lane else 1
+    most = min(8, preset.B)
+    values["pipeline"] = max(d for d in divisors(preset.layers) if d <= most) if lane else 1
     sources["pipeline"] = (
         "assumed: the largest divisor of the layers up to 8; the paper does not say" if lane else "alone"
     )

@@ -17,10 +17,6 @@ WORDS = {
     "read": "read", "write": "write", "meeting": "gradients of x meet", "launches": "launches", "rebuild": "recompute",
     "messages": "larger messages", "idle": "idle pipeline", "residual": "less plain residual",
 }  # fmt: skip
-LEFT_OUT = (
-    "Left out: mHC's parameters and their optimiser (five hundredths of a percent of 27B's), expanding and collapsing "
-    "the streams at a model's ends, and what tensor-parallel kernels would add."
-)
 
 
 def sections(projection: Projection) -> Iterator[Section]:
@@ -133,9 +129,15 @@ def _variants(projection: Projection) -> Section:
         [
             f"mHC's own products are {own / 1e6:.3g} MFLOP a token, {own / model:.2%} of the model's "
             f"{model / 1e9:.3g} GFLOP: not added, they run while bytes move.",
-            LEFT_OUT,
+            f"Left out: mHC's parameters in the optimiser ({_parameters(projection):.2%} of the model's), expanding "
+            "and collapsing the streams at the model's ends, and splitting streams between devices.",
         ],
     )
+
+
+def _parameters(projection: Projection) -> float:
+    """mHC's share of the parameters."""
+    return projection.preset.sites * projection.preset.site_parameters(STREAMS) / projection.preset.parameters(STREAMS)
 
 
 def _sensitivity(projection: Projection) -> Section:

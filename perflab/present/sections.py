@@ -24,9 +24,8 @@ class Section:
 def print_sections(console: Console, sections: Sequence[Section]) -> None:
     """Print all of them for people."""
     for section in sections:
-        table = Table(
-            title=escape(section.title), title_justify="left", title_style="bold", header_style="dim", box=None
-        )
+        console.print(escape(section.title), style="bold", soft_wrap=True, highlight=False)
+        table = Table(header_style="dim", box=None)
         for index, name in enumerate(section.header):
             words = index < section.words or name == "source"
             table.add_column(name, justify="left" if words else "right", overflow="fold")
