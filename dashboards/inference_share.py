@@ -2,7 +2,8 @@
 
 Each sequence of the batch gets one token. Bytes of weights and caches follow from the model's sizes; a batch meets more
 experts, and reads each once. Those of the sites are counted, Triton's kernels at the step's own tokens, phi included.
-Above the bars stand the sites' share of bytes, and what their launches would cost beside the time of all bytes.
+Above a bar stands the sites' share of its bytes; in brackets, what their launches would cost beside the time that all
+bytes take.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def inference_share(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure
         )  # fmt: skip
     figure.add_scatter(
         x=labels, y=totals, mode="text", textposition="top center", showlegend=False, hoverinfo="skip", name="share",
-        text=[f"{step.share:.1%}<br>launches {_launching(step, total, a):.0%}"
+        text=[f"{step.share:.1%}<br>({_launching(step, total, a):.0%})"
               for step, total in zip(steps, totals, strict=True)],
     )  # fmt: skip
     figure.update_xaxes(fixedrange=True)

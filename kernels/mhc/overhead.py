@@ -21,6 +21,8 @@ from perflab.contract import ITEM_BYTES
 from .model.presets import Preset, presets
 from .traffic import PARTS, PASSES, STREAMS, Counted, Moved
 
+#: Assumptions that do not matter to a device alone.
+BETWEEN_DEVICES = ("link", "pipeline", "micro_batches", "exposed", "exposed_overlapped")
 #: What a step's extra seconds are spent on, in the order of the tables and charts.
 CAUSES = ("read", "write", "meeting", "launches", "rebuild", "messages", "idle", "residual")
 
@@ -255,6 +257,9 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
         "assumed: the largest divisor of the layers up to 8; the paper does not say" if lane else "alone"
     )
     values["micro_batches"] = min(stated_fields()["micro_batches"].default, preset.B)
+    if not lane:
+        values |= {"micro_batch": preset.B, "micro_batches": 1}
+        sources |= dict.fromkeys(("micro_batch", "micro_batches"), "alone: the whole batch at once")
     values |= given
     if "block" not in given:
         values["block"] = best_block(2 * preset.layers // max(1, int(values["pipeline"])), int(values["pipeline"]))
@@ -319,11 +324,10 @@ def candidates(projection: Projection, name: str) -> list[Any]:
     """The values of an assumption's range that can be tried: its ends, or all whole numbers that fit the model."""
     one, a, preset = stated_fields()[name], projection.assumptions, projection.preset
     low, high = one.metadata["low"], one.metadata["high"]
-    if low is None or (name == "link" and a.link is None):
+    if low is None or (a.link is None and name in BETWEEN_DEVICES):
         return []
     if name == "pipeline":
-        fitting = [d for d in divisors(preset.layers) if d <= high and preset.sites // d >= a.block]
-        return fitting if a.link else []
+        return [d for d in divisors(preset.layers) if d <= high and preset.sites // d >= a.block]
     if name == "block":
         return list(range(low, min(high, projection.stage_sites()) + 1))
     if name == "micro_batch":

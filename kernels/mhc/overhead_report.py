@@ -100,8 +100,8 @@ def _counts(projection: Projection) -> Section:
         ("part", *(f"{toolkit} {what}" for toolkit in toolkits for what in ("bytes", "launches"))),
         table,
         [
-            f"eager by dispatch, triton by interpreting its kernels (bytes requested), in {', '.join(runs())}; "
-            f"phi's share of a token is that at one call for 4096 tokens of a sequence of the paper's models.",
+            f"eager by dispatch, triton by interpreting its kernels (bytes requested), in {', '.join(runs())}; of "
+            f"one call for {counted.tokens()} tokens, which share phi.",
             "Backward of the plain residual adds two gradients of x: the bytes of its forward.",
         ],
     )
@@ -128,7 +128,8 @@ def _variants(projection: Projection) -> Section:
         table,
         [
             f"mHC's own products are {own / 1e6:.3g} MFLOP a token, {own / model:.2%} of the model's "
-            f"{model / 1e9:.3g} GFLOP: not added, they run while bytes move.",
+            f"{model / 1e9:.3g} GFLOP: not added, as they run while bytes move. At the peak they take "
+            f"{units.seconds(own * projection.preset.tokens / projection.assumptions.peak)} of a step.",
             f"Left out: mHC's parameters in the optimiser ({_parameters(projection):.2%} of the model's), expanding "
             "and collapsing the streams at the model's ends, and splitting streams between devices.",
         ],

@@ -79,6 +79,10 @@ class Counted:
         row = self._row("site", "triton", pass_)
         return Moved(row["tensor_ops_bytes"] / row["T"], row["tensor_ops_launches"])
 
+    def tokens(self) -> int:
+        """Tokens of the counted calls."""
+        return int(self._row("site", "triton", "forward")["T"])
+
     def residual(self) -> dict[str, Moved]:
         """The plain residual by pass: backward, the two gradients of x are added as x and f are forward."""
         merge = self._of("residual", "eager", "forward")

@@ -114,6 +114,6 @@ def test_decoding_s_bars_are_the_steps_parts() -> None:
         step = INFERENCE.decode(preset, batch, 4096)
         parts = [trace.y[index] for trace in figure.data if trace.type == "bar"]
         assert parts == pytest.approx([step.shared, step.experts, step.cache, step.sites])
-        assert figure.data[-1].text[index].startswith(f"{step.share:.1%}<br>launches ")
+        assert figure.data[-1].text[index].startswith(f"{step.share:.1%}<br>(")
     runs = {row["run"] for row in TRAFFIC.rows() if row.get("decode")}
     assert all(run in figure.layout.meta["notes"][0] for run in runs)
