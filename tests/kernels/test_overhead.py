@@ -31,7 +31,7 @@ def projection(model: str = "27b", machine: str = "h200", **given: float) -> Any
 def test_the_counts_are_those_of_the_kept_runs() -> None:
     script = load_module(ROOT / "benchmarks" / "site_traffic.py")
     runs = sorted({row["run"] for row in TRAFFIC.rows()})
-    assert {run.split("-")[2] for run in runs} == {"projection", "decode"}
+    assert {run.split("-")[2] for run in runs} >= {"projection", "decode"}
     assert script.table(runs) == (MHC / "traffic.json").read_text()
 
 
