@@ -141,7 +141,7 @@ class Projection:
         site = counted.site(how.toolkit)
         parts = {part: sum((site[part][pass_] for pass_ in PASSES), Moved()).times(preset.sites) for part in PARTS}
         residual = sum(counted.residual().values(), Moved()).times(preset.sites)
-        rebuilt = self._rebuilt(counted, how.toolkit) if how.rebuilt else Moved()
+        rebuilt = self._rebuilt(counted) if how.rebuilt else Moved()
         launches = sum((*parts.values(), rebuilt), Moved()).launches - residual.launches
 
         spent = {part: self._moving(parts[part]) for part in PARTS}
@@ -210,11 +210,11 @@ class Projection:
         # As of any product, backward has twice forward's.
         return float((len(PASSES) + 1) * forward * self.preset.sites)
 
-    def _rebuilt(self, counted: Counted, toolkit: str) -> Moved:
+    def _rebuilt(self, counted: Counted) -> Moved:
         """Every block of every stage, and the norm of every read, which reads and writes it once."""
         sites, block = self.stage_sites(), self.assumptions.block
         whole, rest = divmod(sites, block)
-        moved = counted.rebuild(toolkit, block).times(whole) + (counted.rebuild(toolkit, rest) if rest else Moved())
+        moved = counted.rebuild(block).times(whole) + (counted.rebuild(rest) if rest else Moved())
         norm = Moved(float(2 * self.preset.C * ITEM_BYTES[self.dtype]), 1)
         return (moved + norm.times(sites)).times(self.assumptions.pipeline)
 

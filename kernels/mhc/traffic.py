@@ -88,10 +88,9 @@ class Counted:
         merge = self._of("residual", "eager", "forward")
         return dict.fromkeys(PASSES, merge)
 
-    def rebuild(self, toolkit: str, L: int) -> Moved:
-        """The streams and reads of a block of L sites, rebuilt: affine in L, as a test holds."""
-        one, two = (self._of("recompute", toolkit, "forward", sites) for sites in (1, 2))
-        # What a further site adds in bytes; launches are a call's where all sites are one launch.
+    def rebuild(self, L: int) -> Moved:
+        """The streams and reads of a block of L sites, rebuilt by Triton in one launch: affine in L, as a test holds."""
+        one, two = (self._of("recompute", "triton", "forward", sites) for sites in (1, 2))
         return one + (two - one).times(L - 1)
 
     def _of(self, stage: str, toolkit: str, pass_: str, L: int | None = None) -> Moved:

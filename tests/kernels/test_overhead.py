@@ -70,15 +70,14 @@ def test_the_layer_function_that_is_taken_off_is_a_gain_per_channel(C: int, dtyp
 
 
 @pytest.mark.parametrize("C, dtype", WIDTHS)
-@pytest.mark.parametrize("toolkit", ["eager", "triton"])
-def test_rebuilding_a_block_is_affine_in_its_sites(C: int, dtype: str, toolkit: str) -> None:
+def test_rebuilding_a_block_is_affine_in_its_sites(C: int, dtype: str) -> None:
     (four,) = (
         row for row in TRAFFIC.rows()
-        if (row["stage"], row["toolkit"], row["C"], row["dtype"], row.get("L")) == ("mhc/recompute", toolkit, C, dtype, 4)
+        if (row["stage"], row["toolkit"], row["C"], row["dtype"], row.get("L")) == ("mhc/recompute", "triton", C, dtype, 4)
     )  # fmt: skip
-    rebuilt = TRAFFIC.Counted(C, dtype).rebuild(toolkit, 4)
+    rebuilt = TRAFFIC.Counted(C, dtype).rebuild(4)
     assert rebuilt.bytes == pytest.approx((four["read_bytes"] + four["write_bytes"]) / four["T"], rel=1e-12)
-    assert rebuilt.launches == four["launches"]
+    assert rebuilt.launches == four["launches"] == 1
 
 
 def test_a_width_that_was_not_counted_says_which_were() -> None:
@@ -108,7 +107,7 @@ def test_recomputation_adds_its_blocks_and_the_norms() -> None:
     one = projection(pipeline=6, block=4)
     counted = TRAFFIC.Counted(2560, "bf16")
     # Ten sites a stage: blocks of 4, 4 and 2, and a norm of every read that is read and written.
-    moved = 6 * (2 * counted.rebuild("triton", 4).bytes + counted.rebuild("triton", 2).bytes + 10 * 2 * 2560 * 2)
+    moved = 6 * (2 * counted.rebuild(4).bytes + counted.rebuild(2).bytes + 10 * 2 * 2560 * 2)
     seconds = one.seconds("fused + recompute")
     assert seconds["rebuild"] == pytest.approx(moved * one.preset.tokens / (0.8 * 4.8e12), rel=1e-12)
     more = {cause for cause, value in one.seconds("fused").items() if value != seconds[cause]}
