@@ -89,7 +89,7 @@ class Counted:
         return dict.fromkeys(PASSES, merge)
 
     def rebuild(self, L: int) -> Moved:
-        """The streams and reads of a block of L sites, rebuilt by Triton in one launch: affine in L, as a test holds."""
+        """The streams and reads of a block of L sites, rebuilt by one launch of Triton: affine in L."""
         one, two = (self._of("recompute", "triton", "forward", sites) for sites in (1, 2))
         return one + (two - one).times(L - 1)
 
