@@ -130,6 +130,29 @@ def keep(
 
 
 @app.command()
+def overhead(
+    model: Annotated[str, typer.Option("--model", help="Preset of the decoder, such as 27b.")] = "27b",
+    machine: Annotated[str, typer.Option("--machine", help="h200, ..., here, or a TOML file's path.")] = "h200",
+    mfu: Annotated[float | None, typer.Option("--mfu", help="FLOPs of the plain model's step, of the peak.")] = None,
+    bandwidth: Annotated[float | None, typer.Option("--bandwidth", help="Achieved share of the peak's.")] = None,
+    micro_batch: Annotated[int | None, typer.Option("--micro-batch", help="Sequences of a micro-batch.")] = None,
+    pipeline: Annotated[int | None, typer.Option("--pipeline", help="Pipeline stages.")] = None,
+    link: Annotated[str, typer.Option("--link", help="Between stages: network or nvlink.")] = "network",
+    peak: Annotated[float | None, typer.Option("--peak", help="Peak FLOP/s of the machine.")] = None,
+    assume: Annotated[list[str] | None, typer.Option("--assume", help="NAME=VALUE of any assumption.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="table, json or markdown.")] = "table",
+    results: Results = None,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """What the residual streams add to a training step, projected from counted bytes; measures nothing."""
+    from perflab.commands import overhead as command
+
+    named = {"utilisation": mfu, "achieved": bandwidth, "micro_batch": micro_batch, "pipeline": pipeline, "peak": peak}
+    given = command.assumed(assume or [], named)
+    command.show(command.Choice(model, machine, given, link, format_), results, workspace)
+
+
+@app.command()
 def doctor(
     workspace: WorkspaceOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip the measurements.")] = False,

@@ -24,7 +24,9 @@ def wheel(tmp_path_factory):
 def test_it_carries_the_workspace_and_nothing_that_was_measured(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "perflab/builtin/kernels/mhc/pre/stage.py" in names
+    assert "perflab/builtin/kernels/mhc/traffic.json" in names
     assert "perflab/builtin/suites/quick.toml" in names
+    assert "perflab/machines/h200.toml" in names
     assert "perflab/builtin/dashboards/page.html.j2" in names
     assert "perflab/template/kernels/example/axpy/stage.py" in names
     assert not [name for name in names if ("results/" in name and "template" not in name) or "tests/" in name]

@@ -1,0 +1,190 @@
+"""A projection for people: assumptions, counts, overhead by cause, sensitivity, what the claim needs, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from perflab.present import units
+from perflab.present.sections import Section
+
+from .overhead import CAUSES, PAPERS, VARIANTS, Projection, believed, candidates, sensitivity, stated_fields
+from .traffic import PARTS, PASSES, STREAMS, Counted, rows
+
+#: The causes in words.
+WORDS = {
+    "read": "read", "write": "write", "meeting": "gradients of x meet", "launches": "launches", "rebuild": "recompute",
+    "messages": "larger messages", "idle": "idle pipeline", "residual": "less plain residual",
+}  # fmt: skip
+
+
+def sections(projection: Projection) -> Iterator[Section]:
+    """Everything that the command prints, in order."""
+    yield _assumptions(projection)
+    yield _counts(projection)
+    yield _variants(projection)
+    yield _sensitivity(projection)
+    yield _beliefs(projection)
+    yield _memory(projection)
+
+
+def data(projection: Projection) -> dict[str, Any]:
+    """The same in stored units."""
+    a = projection.assumptions
+    assumed = {
+        name: {"value": getattr(a, name), "unit": one.metadata["unit"], "source": a.source(name)}
+        for name, one in stated_fields().items()
+    }
+    return {
+        "kind": "projected", "model": projection.model, "machine": projection.machine, "dtype": projection.dtype,
+        "streams": STREAMS, "tokens": projection.preset.tokens, "assumptions": assumed,
+        "counted": {how.toolkit: _moved(projection, how.toolkit) for how in VARIANTS.values()}, "runs": runs(),
+        "baseline_s": projection.baseline(),
+        "variants": {
+            name: {"seconds": projection.seconds(name), "overhead": projection.overhead(name)} for name in VARIANTS
+        },
+        "sensitivity": [
+            dict(zip(("assumption", "low", "overhead_low", "high", "overhead_high"), row, strict=True))
+            for row in sensitivity(projection)
+        ],
+        "claim_holds_at": dict(believed(projection)),
+        "activation_bytes": projection.activations(), "memory_bytes": projection.memory,
+        "own_flops_per_token": projection.products(), "model_flops_per_token": projection.preset.flops_per_token(),
+    }  # fmt: skip
+
+
+def runs() -> list[str]:
+    """The runs that the counts come from."""
+    return sorted({row["run"] for row in rows() if not row.get("decode")})
+
+
+def value(name: str, number: float | None) -> str:
+    """An assumption's value for people."""
+    if number is None:
+        return "none"
+    unit = stated_fields()[name].metadata["unit"]
+    return f"{number / 1e12:.4g} TFLOP/s" if unit == "FLOP/s" else units.value(number, unit)
+
+
+def _moved(projection: Projection, toolkit: str) -> dict[str, Any]:
+    site = Counted(projection.preset.C, projection.dtype).site(toolkit)
+    return {part: {pass_: asdict(site[part][pass_]) for pass_ in PASSES} for part in PARTS}
+
+
+def _assumptions(projection: Projection) -> Section:
+    a = projection.assumptions
+    return Section(
+        f"{projection.model} on {projection.machine}, {STREAMS} streams, {projection.dtype}: assumptions",
+        ("assumption", "value", "source"),
+        [
+            (name, value(name, getattr(a, name)), f"{one.metadata['about']}; {a.source(name)}")
+            for name, one in stated_fields().items()
+        ],
+        [
+            f"Each can be given: --assume NAME=VALUE. A step has {projection.preset.B} sequences of "
+            f"{projection.preset.S} tokens."
+        ],
+    )
+
+
+def _counts(projection: Projection) -> Section:
+    counted = Counted(projection.preset.C, projection.dtype)
+    toolkits = list(dict.fromkeys(how.toolkit for how in VARIANTS.values()))
+    sites = {toolkit: counted.site(toolkit) for toolkit in toolkits}
+    table = [(f"{WORDS[part]}, {pass_}", *_pair(sites, part, pass_)) for part in PARTS for pass_ in PASSES]
+    plain = counted.residual()["forward"]
+    table.append(("plain residual, either pass", *(units.size(plain.bytes), str(plain.launches)) * len(toolkits)))
+    return Section(
+        "Counted, one site: bytes a token, launches a micro-batch",
+        ("part", *(f"{toolkit} {what}" for toolkit in toolkits for what in ("bytes", "launches"))),
+        table,
+        [
+            f"eager by dispatch, triton by interpreting its kernels (bytes requested), in {', '.join(runs())}; of "
+            f"one call for {counted.tokens()} tokens, which share phi.",
+            "Backward of the plain residual adds two gradients of x: the bytes of its forward.",
+        ],
+    )
+
+
+def _pair(sites: dict[str, Any], part: str, pass_: str) -> Iterator[str]:
+    for site in sites.values():
+        yield units.size(site[part][pass_].bytes)
+        yield str(site[part][pass_].launches)
+
+
+def _variants(projection: Projection) -> Section:
+    spent = {name: projection.seconds(name) for name in VARIANTS}
+    table = [
+        (name, *(units.seconds(abs(cause)) if cause >= 0 else f"-{units.seconds(-cause)}" for cause in one.values()),
+         units.seconds(sum(one.values())), f"{projection.overhead(name):.1%}")
+        for name, one in spent.items()
+    ]  # fmt: skip
+    own, model = projection.products(), projection.preset.flops_per_token()
+    return Section(
+        f"Projected: extra seconds of a step that takes {units.seconds(projection.baseline())} without mHC, of one "
+        "device doing all of it",
+        ("variant", *(WORDS[cause] for cause in CAUSES), "in all", "overhead"),
+        table,
+        [
+            f"mHC's own products are {own / 1e6:.3g} MFLOP a token, {own / model:.2%} of the model's "
+            f"{model / 1e9:.3g} GFLOP: not added, as they run while bytes move. At the peak they take "
+            f"{units.seconds(own * projection.preset.tokens / projection.assumptions.peak)} of a step.",
+            f"Left out: mHC's parameters in the optimiser ({_parameters(projection):.2%} of the model's), expanding "
+            "and collapsing the streams at the model's ends, and splitting streams between devices.",
+        ],
+    )
+
+
+def _parameters(projection: Projection) -> float:
+    """mHC's share of the parameters."""
+    return projection.preset.sites * projection.preset.site_parameters(STREAMS) / projection.preset.parameters(STREAMS)
+
+
+def _sensitivity(projection: Projection) -> Section:
+    table = [
+        (name, value(name, low), f"{at_low:.1%}", value(name, high), f"{at_high:.1%}")
+        for name, low, at_low, high, at_high in sensitivity(projection)
+    ]
+    return Section(
+        f"Projected: overhead of {PAPERS} ({projection.overhead():.1%}) when one assumption changes",
+        ("assumption", "low", "overhead", "high", "overhead"),
+        sorted(table, key=lambda row: -abs(float(row[4].rstrip("%")) - float(row[2].rstrip("%")))),
+    )
+
+
+def _beliefs(projection: Projection) -> Section:
+    claim = projection.assumptions.claim
+    table = []
+    for name, found in believed(projection):
+        values = candidates(projection, name)
+        tried = f"{value(name, values[0])} to {value(name, values[-1])}"
+        if found is None:
+            needed = "no value in its range"
+        elif isinstance(found, tuple):
+            needed = f"between {found[0]} and {found[1]}"
+        else:
+            needed = value(name, found)
+        table.append((name, value(name, getattr(projection.assumptions, name)), needed, tried))
+    return Section(
+        f"What one would have to believe for {claim:.1%}: {PAPERS}, one assumption changed",
+        ("assumption", "now", f"for {claim:.1%}", "tried"),
+        table,
+    )
+
+
+def _memory(projection: Projection) -> Section:
+    kept, a = projection.activations(), projection.assumptions
+    table = [
+        (words, units.size(kept[key]), f"{kept[key] / projection.memory:.0%}")
+        for key, words in (("kept", "all kept"), ("rebuilt", f"in blocks of {a.block} sites"))
+    ]
+    return Section(
+        "By Table 3: activations of the residual sites on the first pipeline stage",
+        ("recomputation", "bytes", f"of {units.size(projection.memory)}"),
+        table,
+        [
+            f"{projection.stage_sites()} sites, {a.pipeline} micro-batches of {a.micro_batch} x {projection.preset.S} "
+            "tokens in flight; what layer functions keep themselves, weights and optimiser are not in it."
+        ],
+    )
