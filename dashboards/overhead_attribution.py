@@ -2,8 +2,10 @@
 
 A profile gives every operation of a step to the part that it serves, in forward, backward, rebuilding and the update; a
 bar is what the part takes beyond the baseline's, and to the left of zero what it takes less. Hatched is what launching
-costs at least: the part's further operations, each at the price of one on a single element. The rest of the measured
-overhead, which no part explains, has its own row.
+costs about: the part's further operations, each at the price of one on a single element; of eager code on a CPU only,
+where operations are seen one by one. The rest of the measured
+overhead, which no named part explains, has its own row: time between operations, and what steps differ by when they are
+profiled. What the profiler costs is taken off in proportion to the number of operations.
 """
 
 from __future__ import annotations
@@ -43,11 +45,12 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
         whole, found = parts.measured(record, baseline), parts.differences(record, baseline)
         if whole is None:
             continue
-        rest = whole - sum(one.seconds for one in found)
+        named = [one for one in found if one.name not in parts.UNNAMED]
+        rest = whole - sum(one.seconds for one in named)
         for phase in PHASES:
             rows.append(f"{name}: {phase}")
-            for one in _gathered([one for one in found if one.phase == phase], abs(whole)):
-                _add(figure, rows[-1], one, launch_s)
+            for one in _gathered([one for one in named if one.phase == phase], abs(whole)):
+                _add(figure, rows[-1], one, launch_s if _launches_one_by_one(record) else None)
         rows.append(f"{name}: {REST}")
         _add(figure, rows[-1], parts.Difference(REST, "", rest, 0), None)
         notes.append(
@@ -88,6 +91,10 @@ def _compared(frame: pandas.DataFrame) -> Any:
             yield record, baseline
 
 
+def _launches_one_by_one(record: Record) -> bool:
+    return record.toolkit == "eager" and record.device == "cpu"
+
+
 def _name(record: Record) -> str:
     return " ".join([record.implementation.removeprefix(record.stage + "/"), record.label.partition(" ")[2]]).strip()
 
@@ -109,7 +116,7 @@ def _add(figure: go.Figure, row: str, one: parts.Difference, launch_s: float | N
     told = panels.hover(
         f"{row}: {one.name}",
         f"{1e3 * one.seconds:+.3g} ms, measured by profile",
-        *([f"{one.launches:+d} operations, at least {1e3 * launching:.3g} ms of launching"] if launch_s else []),
+        *([f"{one.launches:+d} operations, about {1e3 * launching:.3g} ms of launching"] if launch_s else []),
     )
     for seconds, pattern in ((launching, "/"), (one.seconds - launching, "")):
         if not seconds:

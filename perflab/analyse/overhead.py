@@ -33,10 +33,10 @@ def overhead(case: Latency, baseline: Latency) -> Overhead | None:
 
 
 def of_rounds(case: Sequence[float], baseline: Sequence[float]) -> Overhead | None:
-    """From one time of each per round; None for too few rounds."""
-    ratios = [one / other - 1 for one, other in zip(case, baseline, strict=False)]
-    if len(ratios) < MIN_ROUNDS:
+    """From one time of each per round; None for too few rounds, and for others than the baseline's (a resumed run's)."""
+    if len(case) != len(baseline) or len(case) < MIN_ROUNDS:
         return None
+    ratios = [one / other - 1 for one, other in zip(case, baseline, strict=True)]
     return Overhead(median(ratios), *median_interval(ratios))
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from perflab.analyse.stats import median
 from perflab.record import Record
 
+#: What no named part did: time between operations, and of a device that waits.
+UNNAMED = ("other", "device waits")
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -41,6 +44,8 @@ def measured(record: Record, baseline: Record) -> float | None:
 
 
 def explained(record: Record, baseline: Record) -> float | None:
-    """The share of the measured difference that the parts sum up to; None unless both are known."""
+    """The share of the measured difference that named parts sum up to; None unless both are known."""
     whole, parts = measured(record, baseline), differences(record, baseline)
-    return sum(part.seconds for part in parts) / whole if whole and parts else None
+    if not whole or not parts:
+        return None
+    return sum(part.seconds for part in parts if part.name not in UNNAMED) / whole

@@ -126,12 +126,16 @@ def _host_parts(events: Iterable[Any]) -> dict[tuple[str, str], tuple[float, int
 
 def _device_parts(events: Sequence[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
     """Seconds, number and events of every part's kernels: a kernel belongs to the part that launched it."""
-    owners = {event.correlation: event.owner for event in _owned(events) if event.correlation}
+    owned = [event for event in _owned(events) if event.correlation]
+    # Runtime calls and operations number themselves apart.
+    calls = {event.correlation: event.owner for event in owned if event.name.startswith(("cuda", "cu"))}
+    operations = {event.correlation: event.owner for event in owned if not event.name.startswith(("cuda", "cu"))}
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
     for event in events:
         # Annotations are shown on the device too.
         if event.device_type() == torch.autograd.DeviceType.CUDA and not event.name().startswith((PREFIX, _CALL)):
-            mine = sums[owners.get(event.linked_correlation_id() or event.correlation_id(), (OTHER, "forward"))]
+            linked = operations.get(event.linked_correlation_id())
+            mine = sums[linked or calls.get(event.correlation_id(), (OTHER, "forward"))]
             mine[0] += event.duration_ns() * 1e-9
             mine[1] += 1
     return {owner: (one[0], int(one[1]), 0) for owner, one in sums.items()}

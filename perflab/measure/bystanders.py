@@ -30,9 +30,9 @@ class Bystanders:
 
 
 def _seconds(process: psutil.Process) -> float:
-    """Processor time of a process; nothing once it is gone."""
+    """Processor time of a process and of its children that have ended; nothing once it is gone."""
     try:
         times = process.cpu_times()
     except psutil.Error:
         return 0.0
-    return times.user + times.system
+    return times.user + times.system + times.children_user + times.children_system

@@ -55,11 +55,10 @@ def compute(device: str) -> dict[str, Any]:
     rates = {}
     for dtype in ("fp32", "bf16") if device == "cuda" else ("fp32",):
         torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-        a, b, c = (
-            torch.ones(MATMUL_SIZE[device], MATMUL_SIZE[device], dtype=torch_dtype, device=device) for _ in "abc"
-        )
-        seconds = _seconds(functools.partial(torch.matmul, a, b, out=c), device)
-        rates[dtype] = 2 * MATMUL_SIZE[device] ** 3 / seconds
+        # Random: constant numbers switch few bits, and a GPU that its power limits would run faster on them.
+        size = MATMUL_SIZE[device]
+        a, b, c = (torch.randn(size, size, dtype=torch_dtype, device=device) for _ in "abc")
+        rates[dtype] = 2 * size**3 / _seconds(functools.partial(torch.matmul, a, b, out=c), device)
     one = torch.ones(1, device=device)
     return {"matmul": rates, "launch_s": _seconds(lambda: one.add_(1), device)}
 

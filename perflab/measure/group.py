@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from perflab import machine, remarks
-from perflab.analyse.overhead import overhead
+from perflab.analyse.overhead import blocks, overhead
 from perflab.analyse.stats import relative_half_width
 from perflab.measure.bystanders import Bystanders
 from perflab.measure.draft import Draft
@@ -91,7 +91,9 @@ class GroupRun:
         jobs = [(draft, work) for draft in drafts for work in (self._check, *self._extra_work(draft))]
         jobs.sort(key=lambda job: LONGEST_FIRST.index(job[0].case.implementation.toolkit))
         left = Counter(draft.case.id for draft, _ in jobs)
-        with ThreadPoolExecutor(machine.physical_cores()) as threads:
+        # Of whole models a GPU may hold one only.
+        beside = 1 if self._is_step and self.group.device == "cuda" else machine.physical_cores()
+        with ThreadPoolExecutor(beside) as threads:
             running = {threads.submit(work, draft): draft for draft, work in jobs}
             try:
                 for job in as_completed(running):
@@ -234,7 +236,9 @@ class GroupRun:
                 draft.fail(failure)
                 self._emit(draft)
                 return
-        width, wanted = relative_half_width(outcome.samples_s), self.suite.timing.half_width
+        # Steps of one block share a model and its place in memory: the blocks are what varies independently.
+        independent = blocks(outcome) if self._is_step else outcome.samples_s
+        width, wanted = relative_half_width(independent), self.suite.timing.half_width
         if width > wanted:
             draft.remarks.append(remarks.unstable(width, wanted, outcome.stop_reason))
         if outcome.host_bound:

@@ -15,6 +15,9 @@ from perflab.measure.pool import Worker, WorkerFailure
 from perflab.record import Latency, StopReason
 from perflab.suite import Timing
 
+#: Rounds after which an overhead's interval is looked at. Looking after every round would stop at intervals that are
+#: narrow by chance, and miss the truth more often than they say.
+LOOKS = (8, 12, 18, 27, 40, 60, 90, 135, 200)
 #: Samples taken from one implementation before the next has its turn; of steps, which are long, fewer.
 BLOCK, BLOCK_OF_STEPS = 5, 3
 
@@ -151,7 +154,7 @@ def _reason(running: Mapping[str, _Series], timing: Timing, baseline: str, secon
         return "time_limit"
     if all(len(series.samples) >= timing.max_samples for series in running.values()):
         return "samples"
-    if baseline not in running:
+    if baseline not in running or len(running[baseline].blocks) not in LOOKS:
         return None
     rounds = {case_id: series.rounds() for case_id, series in running.items()}
     found = [of_rounds(rounds[case_id], rounds[baseline]) for case_id in running if case_id != baseline]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
@@ -13,7 +14,7 @@ import torch
 from perflab.catalogue import load_module
 from perflab.contract import Tolerance
 from perflab.measure import attribution, launches, memory
-from perflab.measure.check import Wrong
+from perflab.measure.check import Wrong, unwritten_memory_is_nan
 from perflab.measure.comparison import BrokenReferenceError, Sums
 from perflab.measure.task import Task, execution
 from perflab.record import Accuracy, OutputError, Step
@@ -102,7 +103,9 @@ class TrainingSession:
         """One start: whether two passes have the same bits, and every error."""
         training, reference = self._make(self.task.check_shape, seed), self._reference()
         before, tokens = _double(training.state()), training.batch(seed)
-        found = training.gradients(tokens)
+        # Memory that nobody has written is NaN, but in compiled code, which would be compiled anew.
+        with contextlib.nullcontext() if self.task.toolkit == "compiled" else unwritten_memory_is_nan():
+            found = training.gradients(tokens)
         again = training.gradients(tokens) if execution(self.task.toolkit, self.task.device) == "native" else found
         wanted = self._wanted(reference, before, tokens, training.choices())
         errors = self._compare(
@@ -185,14 +188,22 @@ class TrainingSession:
 
         The models of one group need not fit the device together, and each block begins with memory laid out anew.
         """
+        samples = self._block(count)
+        self._give_back()
+        return samples, 0
+
+    def _block(self, count: int) -> list[float]:
         training, samples = self._warm(), []
         for _ in range(count):
             tokens = training.batch(self._batches)
             self._batches += 1
-            seconds, loss = self._timed(lambda tokens=tokens: training.step(tokens))  # type: ignore[misc]
-            samples.append(seconds)
+            _synchronise(self.task.device)
+            start = time.perf_counter_ns()
+            loss = training.step(tokens)
+            _synchronise(self.task.device)
+            samples.append((time.perf_counter_ns() - start) * 1e-9)
             self._losses.append(loss.item())
-        return samples, 0
+        return samples
 
     def attribute(self) -> dict[str, Any]:
         """Where a step's time goes: tokens, FLOPs and parts; of a step that is not native only what it is of."""
@@ -205,16 +216,15 @@ class TrainingSession:
         found = attribution.attribute(lambda: training.step(tokens), PROFILED_STEPS, self.task.device)
         return step.model_copy(update=found).model_dump()
 
-    def _timed(self, call: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-        _synchronise(self.task.device)
-        start = time.perf_counter_ns()
-        loss = call()
-        _synchronise(self.task.device)
-        return (time.perf_counter_ns() - start) * 1e-9, loss
+    def _give_back(self) -> None:
+        """Leave the device's memory to the other cases of the group."""
+        gc.collect()
+        if self.task.device == "cuda":
+            torch.cuda.empty_cache()
 
     def _warm(self) -> Training:
-        """A new model of the full shape after its first steps."""
-        gc.collect()
+        """A new model of the full shape after its first steps, in memory that an earlier one has given back."""
+        self._give_back()
         training = self._make(self.task.shape, seed=0)
         for index in range(WARM_UP_STEPS):
             training.step(training.batch(index))

@@ -1,4 +1,4 @@
-"""Share of a step's overhead that its parts, told apart by profile, sum up to."""
+"""Share of a step's overhead that its named parts, told apart by profile, sum up to."""
 
 from perflab.analyse import parts
 from perflab.analyse.context import Context
