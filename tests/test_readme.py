@@ -28,6 +28,17 @@ def test_every_table_row_is_printed_by_the_committed_run(perflab, name, start, e
         assert row in printed
 
 
+def test_every_row_of_the_projection_is_what_its_command_prints(perflab):
+    (command,) = re.findall(r"`perflab (overhead .*--format markdown)`", README)
+    result = perflab(*command.split(), cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    printed = set(result.stdout.splitlines())
+    section = README.split("--format markdown`:")[1].split("Nothing in it was fitted")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) == 6
+    assert set(rows) <= printed
+
+
 def records(perflab, name, implementation):
     result = perflab("show", RUNS[name], "--format", "json", cwd=ROOT)
     assert result.returncode == 0, result.stderr

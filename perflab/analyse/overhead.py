@@ -33,7 +33,7 @@ def overhead(case: Latency, baseline: Latency) -> Overhead | None:
 
 
 def of_rounds(case: Sequence[float], baseline: Sequence[float]) -> Overhead | None:
-    """From one time of each per round; None for too few rounds, and for others than the baseline's (a resumed run's)."""
+    """From one time of each per round; None for too few, or other rounds than the baseline's, as of a resumed run."""
     if len(case) != len(baseline) or len(case) < MIN_ROUNDS:
         return None
     ratios = [one / other - 1 for one, other in zip(case, baseline, strict=True)]
