@@ -66,6 +66,10 @@ class TrainingSession:
         self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
         self._batches = 0
         self._losses: list[float] = []
+        if task.device == "cpu":
+            # A step has thousands of small operations. With a thread for every processor each of them waits for the one
+            # that was disturbed, and two checks side by side for each other.
+            torch.set_num_threads(max(1, torch.get_num_threads() // 2))
 
     def check(self, seeds: list[int]) -> dict[str, Any]:
         """Accuracy of loss, gradients and update, from one start per seed.
@@ -181,7 +185,8 @@ class TrainingSession:
 
     def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
         """What the timer is like."""
-        return {"iterations": 1, "timer": "perf_counter_ns, device synchronised", "cold": False}
+        threads = f", {torch.get_num_threads()} threads" if self.task.device == "cpu" else ""
+        return {"iterations": 1, "timer": f"perf_counter_ns, device synchronised{threads}", "cold": False}
 
     def sample(self, count: int) -> tuple[list[float], int]:
         """Seconds of `count` steps on batches of their own, of a model that is made for them.
