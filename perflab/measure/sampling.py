@@ -17,9 +17,9 @@ from perflab.suite import Timing
 
 #: Rounds after which an overhead's interval is looked at. Looking after every round would stop at intervals that are
 #: narrow by chance, and miss the truth more often than they say.
-LOOKS = (8, 12, 18, 27, 40, 60, 90, 135, 200)
-#: Samples taken from one implementation before the next has its turn; of steps, which are long, fewer.
-BLOCK, BLOCK_OF_STEPS = 5, 3
+LOOKS = (8, 12, 18, 27, 40, 60, 90, 135, 200, 300)
+#: Samples taken from one implementation before the next has its turn; of steps as many as their session says.
+BLOCK = 5
 
 
 @dataclass
@@ -47,8 +47,8 @@ class _Series:
         self.seconds += time.monotonic() - start
 
     def block_of_steps(self) -> None:
-        """As `block`, of a model that is made for it and warms up by itself."""
-        taken, _ = self.worker.ask("sample", count=BLOCK_OF_STEPS)
+        """As `block`, of a model that warms up by itself."""
+        taken, _ = self.worker.ask("sample", count=self.clock["block"])
         self.blocks.append(len(self.samples))
         self.samples += taken
 

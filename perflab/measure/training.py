@@ -22,6 +22,9 @@ from perflab.training import TrainingStage
 
 #: Steps before anything is measured: the optimiser's state, lazy initialisation, the allocator's caches.
 WARM_UP_STEPS = 2
+#: Steps of a block, and blocks after which a model is made anew. On a CPU turns are short, so that what slows the
+#: machine for a while slows all; on a GPU, where models have no room side by side, each block has its own.
+TURN = {"cpu": (1, 12), "cuda": (5, 1)}
 #: Steps that are profiled, and as many plain ones between them, which tell what profiling costs.
 PROFILED_STEPS = 3
 
@@ -66,6 +69,8 @@ class TrainingSession:
         self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
         self._batches = 0
         self._losses: list[float] = []
+        self._kept: Training | None = None
+        self._blocks = 0
         if task.device == "cpu":
             # A step has thousands of small operations. With a thread for every processor each of them waits for the one
             # that was disturbed, and two checks side by side for each other.
@@ -186,19 +191,22 @@ class TrainingSession:
     def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
         """What the timer is like."""
         threads = f", {torch.get_num_threads()} threads" if self.task.device == "cpu" else ""
-        return {"iterations": 1, "timer": f"perf_counter_ns, device synchronised{threads}", "cold": False}
+        timer = f"perf_counter_ns, device synchronised{threads}"
+        return {"iterations": 1, "timer": timer, "cold": False, "block": TURN[self.task.device][0]}
 
     def sample(self, count: int) -> tuple[list[float], int]:
-        """Seconds of `count` steps on batches of their own, of a model that is made for them.
-
-        The models of one group need not fit the device together, and each block begins with memory laid out anew.
-        """
-        samples = self._block(count)
-        self._give_back()
+        """Seconds of `count` steps on batches of their own, of a model that is made anew after some blocks."""
+        if self._kept is None:
+            self._kept = self._warm()
+        samples = self._block(self._kept, count)
+        self._blocks += 1
+        if self._blocks % TURN[self.task.device][1] == 0:
+            self._kept = None
+            self._give_back()
         return samples, 0
 
-    def _block(self, count: int) -> list[float]:
-        training, samples = self._warm(), []
+    def _block(self, training: Training, count: int) -> list[float]:
+        samples = []
         for _ in range(count):
             tokens = training.batch(self._batches)
             self._batches += 1
