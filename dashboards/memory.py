@@ -19,7 +19,7 @@ ORDER = 3
 
 def memory(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
     """One mark per case of a pass that has a backward; None where the run has no such pass."""
-    frame = frame[frame["pass"] != "forward"]
+    frame = frame[frame["pass"].isin(["backward", "forward_backward"])]
     if frame.empty:
         return None
     chart = panels.Panels(frame, "bytes kept per token and site")

@@ -8,8 +8,10 @@ from typing import Any
 import made_records as made
 import pytest
 
+from perflab import store, workspace
 from perflab.analyse import derive, parts
 from perflab.catalogue import load_module
+from perflab.present import pages
 from perflab.present.formats import frame
 from perflab.record import Part, Reason, Record, Step
 
@@ -95,6 +97,15 @@ def test_without_a_measured_launch_nothing_is_hatched(records: list[Record]) -> 
     figure = chart("overhead_attribution", records, {"run_id": made.RUN_ID})
     assert not any(trace.marker.pattern.shape for trace in figure.data)
     assert any("not told apart" in note for note in figure.layout.meta["notes"])
+
+
+def test_a_run_of_steps_has_all_its_pages(records: list[Record], tmp_path: Path) -> None:
+    sizes = {"B": 4, "S": 128, "n": 4, "layers": 4}
+    results = made.write(tmp_path, [record.model_copy(update={"shape": sizes}) for record in records])
+    place = workspace.find(explicit=ROOT, results=results)
+    index = pages.build(store.find(results, None), place, tmp_path / "site")
+    assert 'id="figure-overhead_measured"' in index.with_name("overhead.html").read_text()
+    assert "tiny" in index.read_text()
 
 
 @pytest.mark.parametrize("name", ["overhead_measured", "overhead_attribution"])
