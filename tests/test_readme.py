@@ -16,7 +16,11 @@ RUNS = {name: run for run, name in re.findall(r"results/(\d{8}-\d{6}-(\w+)-[0-9a
 
 @pytest.mark.parametrize(
     ("name", "start", "end"),
-    [("quick", "## What it prints", "How to read the columns"), ("backward", "## Training", "`saved` is what")],
+    [
+        ("quick", "## What it prints", "How to read the columns"),
+        ("backward", "## Training", "`saved` is what"),
+        ("step", "## The whole step", "The page `Overhead`"),
+    ],
 )
 def test_every_table_row_is_printed_by_the_committed_run(perflab, name, start, end):
     result = perflab("show", RUNS[name], "--format", "markdown", cwd=ROOT)
