@@ -31,7 +31,7 @@ def overhead_measured(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
             x=[100 * case.overhead for case in known],
             y=[chart.row(case) for case in known],
             error_x={
-                "type": "data", "symmetric": False,
+                "type": "data", "symmetric": False, "color": panels.GREY,
                 "array": [100 * (case.overhead_high - case.overhead) for case in known],
                 "arrayminus": [100 * (case.overhead - case.overhead_low) for case in known],
             },
