@@ -83,6 +83,10 @@ class TrainingSession:
 
         Fails: Wrong.
         """
+        if execution(self.task.toolkit, self.task.device) == "native":
+            # A model that does not fit says so before the reference of a smaller one takes memory too.
+            self._make(self.task.shape, seed=0)
+            self._give_back()
         errors: dict[str, OutputError] = {}
         deterministic = True
         for seed in seeds:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from perflab import Unsupported
+
 from ..sites import best_block
 from .decoder import Design
 from .presets import Preset, presets
@@ -81,7 +83,7 @@ def _site_elements(p: Preset, n: int, design: Design, dtype: str) -> int:
 
 
 def check_fits(shape: Mapping[str, int], dtype: str, available_bytes: int, design: Design = FRUGAL) -> None:
-    """Fails: ValueError if the decoder needs more than there is, naming the largest preset that fits."""
+    """Fails: Unsupported, a ValueError, if the decoder needs more than there is: it names what fits."""
     needed = needed_bytes(shape, design, dtype)
     if needed <= available_bytes:
         return
@@ -96,7 +98,7 @@ def check_fits(shape: Mapping[str, int], dtype: str, available_bytes: int, desig
     }
     # Something smaller is only a way out if it is there.
     way = f"; {max(fitting, key=fitting.__getitem__)} fits" if fitting else "; no preset fits"
-    raise ValueError(
+    raise Unsupported(
         f"{name} needs {_told(needed)}, {_told(state)} of them for weights and optimiser; "
         f"{_told(available_bytes)} are free{way}"
     )
