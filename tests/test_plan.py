@@ -12,7 +12,9 @@ CATALOGUE = discover(ROOT / "kernels")
 
 
 def suite(**group):
-    sizes = {"T": 8, "n": 4, "C": 64, "L": 2, "L_r": 1, "t_max": 2, "s": 1}
+    # Every dim of every stage, so that a group may name them all.
+    sizes = {dim: 1 for stage in CATALOGUE.stages.values() for dim in stage.contract.dims}
+    sizes |= {"T": 8, "n": 4, "C": 64, "L": 2, "t_max": 2}
     return suites.parse({"question": "?", "group": [{"shape": sizes, **group}]}, "here")
 
 
