@@ -10,7 +10,7 @@ from perflab import Tolerance, TrainingStage
 
 STAGE = TrainingStage(
     dims=("S", "C"),
-    tolerances={"fp32": {"loss": Tolerance(1e-5, 1e-4), "grad": Tolerance(1e-4, 1e-3), "update": Tolerance(1e-2, 1e-1)}},
+    tolerances={"fp32": {"loss": Tolerance(1e-5, 1e-4), "grad": Tolerance(1e-3, 1e-2), "update": Tolerance(1e-2, 1e-1)}},
     source="this test",
     baseline="plain",
     presets={"small": {"S": 64, "C": 96}},
@@ -121,7 +121,7 @@ def make(folder: Path, seconds: float = 60.0, overhead: float = 5.0) -> Path:
     (stage / "reference.py").write_text(REFERENCE)
     (stage / "_model.py").write_text(MODEL)
     for stem, times, arguments in (
-        ("plain", 1, ""), ("deep", 30, "times=30"), ("wrong/told_otherwise", 2, ""), ("wrong/other_rate", 1, "rate=0.05"),
+        ("plain", 1, ""), ("deep", 12, "times=12"), ("wrong/told_otherwise", 2, ""), ("wrong/other_rate", 1, "rate=0.05"),
     ):  # fmt: skip
         text = IMPLEMENTATION.format(caption=f"Network {stem}.", times=times, arguments=arguments)
         (stage / f"{stem}.py").write_text(text.replace("from ._model", "from .._model") if "/" in stem else text)

@@ -183,7 +183,7 @@ def test_what_cannot_be_is_refused(change, told):
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipeV"])
-def test_a_large_step_is_simulated_in_50_ms(schedule):
+def test_a_large_step_is_simulated_in_a_blink(schedule):
     order = pipeline_orders.order(schedule, 8, 64)
     durations = [Durations(1, 1, 1, recompute=0.3, tail=0.1, kernel=0.2)] * (
         8 * pipeline_orders.STAGES_PER_RANK[schedule]
@@ -193,4 +193,5 @@ def test_a_large_step_is_simulated_in_50_ms(schedule):
         begin = time.process_time()
         simulate(order, durations, Link(1e9, 1e-5), 1e3)
         seconds.append(time.process_time() - begin)
-    assert min(seconds) < 0.05
+    # 20 to 40 ms where it was written, up to 66 beside other work: what is caught here is time that grows with a square.
+    assert min(seconds) < 0.2
