@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from perflab import machines
 from perflab.catalogue import load_module
+from perflab.present.figure import bare
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels" / "mhc"
 #: What projections on pages are of: the model of the claim, and a machine whose memory holds it in few devices.
@@ -38,18 +39,8 @@ def quoted_names() -> list[str]:
 
 
 def figure(height: int, notes: list[str], **layout: Any) -> go.Figure:
-    """An empty figure in the form of the others."""
-    drawn = go.Figure()
-    drawn.update_layout(
-        height=height, margin={"l": 8, "r": 8, "t": 60, "b": 50}, template="none", hovermode="closest", dragmode=False,
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
-        font={"family": "system-ui, sans-serif", "size": 12},
-        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
-        meta={"notes": notes},
-    )  # fmt: skip
-    drawn.update_layout(layout)
-    return drawn
+    """An empty figure in the form of the others, with its notes."""
+    return bare(**({"height": height, "margin": {"l": 8, "r": 8, "t": 60, "b": 50}, "meta": {"notes": notes}} | layout))
 
 
 def assumed(projection: Any, report: ModuleType) -> list[str]:

@@ -20,7 +20,7 @@ CONTEXTS = [2**power for power in range(10, 18)]
 LAYERS, HEADS, HEAD_DIM, GROUPS = 32, 32, 128, 8
 
 
-def inference_cache(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def inference_cache(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """Lines by kind of cache; None in a workspace without this subject."""
     inference, model = _subject.module("inference"), _subject.module("overhead")
     if inference is None or model is None:

@@ -25,7 +25,7 @@ PARTS = {
 }  # fmt: skip
 
 
-def inference_share(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def inference_share(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """Stacked bars by batch; None in a workspace without this subject."""
     inference, overhead, traffic = (_subject.module(name) for name in ("inference", "overhead", "traffic"))
     if inference is None or overhead is None or traffic is None:

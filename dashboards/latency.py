@@ -19,7 +19,7 @@ ORDER = 2
 LINEAR_UP_TO = 8
 
 
-def latency(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noqa: ARG001
+def latency(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:
     """Only cases that ran natively have a latency; the others say in their row why they have none."""
     chart = panels.Panels(frame, "time of one call")
     spread = dict.fromkeys(frame["stage"], 1.0)

@@ -17,7 +17,7 @@ from perflab.present import panels, units
 ORDER = 3
 
 
-def memory(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def memory(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """One mark per case of a pass that has a backward; None where the run has no such pass."""
     frame = frame[frame["pass"].isin(["backward", "forward_backward"])]
     if frame.empty:

@@ -17,6 +17,7 @@ import plotly.graph_objects as go
 
 from perflab.analyse import parts
 from perflab.present import panels, units
+from perflab.present.figure import bare
 from perflab.record import Record
 
 PAGE, ORDER = "Overhead", 2
@@ -39,7 +40,7 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
     if not compared:
         return None
     launch_s = (about.get("compute") or {}).get("launch_s")
-    figure, rows, notes = go.Figure(), [], []
+    figure, rows, notes = bare(), [], []
     for record, baseline in compared:
         name = _name(record)
         whole, found = parts.measured(record, baseline), parts.differences(record, baseline)
@@ -60,13 +61,9 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
             else f"{name}: no slower than {record.baseline}"
         )
     figure.update_layout(
-        height=_FRAME + _ROW * len(rows), barmode="relative", template="none", bargap=0.25, dragmode=False,
-        margin={"l": 8, "r": 8, "t": 8, "b": 60}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        height=_FRAME + _ROW * len(rows), barmode="relative", bargap=0.25, margin={"l": 8, "r": 8, "t": 8, "b": 60},
         xaxis={"title": {"text": "ms a step beyond the baseline"}, "zeroline": True, "fixedrange": True},
         yaxis={"categoryorder": "array", "categoryarray": rows[::-1], "automargin": True, "fixedrange": True},
-        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
         meta={"notes": [*notes, _about_launches(launch_s)]},
     )  # fmt: skip
     return figure

@@ -20,7 +20,7 @@ PAGE, ORDER = "Overhead", 12
 LOW, HIGH = "#56b4e9", "#d55e00"
 
 
-def overhead_beliefs(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def overhead_beliefs(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """A tornado, the widest bar on top; None in a workspace without this subject."""
     overhead, report = _subject.module("overhead"), _subject.module("overhead_report")
     if overhead is None or report is None:

@@ -18,7 +18,7 @@ STEPS = 24
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def overhead_map(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def overhead_map(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """A heat map of the paper's variant; None in a workspace without this subject."""
     overhead, report = _subject.module("overhead"), _subject.module("overhead_report")
     if overhead is None or report is None:

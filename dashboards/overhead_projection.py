@@ -18,7 +18,7 @@ from . import _subject
 PAGE, ORDER = "Overhead", 10
 
 
-def overhead_projection(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def overhead_projection(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """Stacked bars, a row per variant; None in a workspace without this subject."""
     overhead, report = _subject.module("overhead"), _subject.module("overhead_report")
     if overhead is None or report is None:

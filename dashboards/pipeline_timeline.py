@@ -11,7 +11,6 @@ import functools
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pandas
@@ -22,17 +21,15 @@ from perflab.pipeline.actions import Order, from_text
 from perflab.pipeline.orders import layers_per_stage
 from perflab.pipeline.simulate import Durations, Execution, Link, Play, measures, simulate
 from perflab.present import panels, units
+from perflab.present.figure import bare
 
-from .metrics.eq20_bytes import elements
+from . import _subject
 
 PAGE, ORDER = "Pipeline", 1
-SUBJECT = Path(__file__).resolve().parent.parent / "kernels" / "mhc"
-MODEL, STREAMS, RANKS = "27b", 4, 5
-#: Quoted: NVIDIA H100 SXM's datasheet (bf16 without sparsity, memory), 400 Gb/s a GPU of the DGX H100.
-PEAK, MEMORY, NETWORK = 989.4e12, 3.35e12, 50e9
-#: Assumed: shares of peak and memory bandwidth that are reached, seconds before a message's first byte, and the share
-#: of a write's time in which a backward beside it goes on.
-UTILISATION, REACHED, LATENCY, BESIDE = 0.4, 0.8, 10e-6, 0.5
+MACHINE, STREAMS, RANKS = "h100", 4, 5
+#: Assumed: seconds before a message's first byte, and what share of its speed a backward keeps beside a write.
+#: Utilisation and the share of the memory's bandwidth are those that `perflab overhead` assumes.
+LATENCY, BESIDE = 10e-6, 0.5
 COLOURS = {
     "forward": "#0072b2", "backward": "#d55e00", "forward and backward": "#cc79a7", "rebuilt": "#009e73",
     "priority stream": "#56b4e9", "update": "#7f7f7f",
@@ -44,7 +41,7 @@ _WIDTH = 52  # characters that fit a phone
 Panel = tuple[list[str], list[tuple[int, str, float, float, str]]]
 
 
-def pipeline_timeline(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def pipeline_timeline(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """A panel per step; None in a workspace without this subject whose run has no pipeline."""
     ahead = list(projected())
     drawn = [(_wrapped(words), events) for words, events in (*ahead, *noted(frame))]
@@ -52,13 +49,9 @@ def pipeline_timeline(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
         return None
     heights = [_LINE * len(words) + _RANK * _ranks(events) + _FOOT for words, events in drawn]
     total, top = sum(heights), 0
-    figure = go.Figure()
-    figure.update_layout(
-        height=total + _LEGEND, margin={"l": 8, "r": 8, "t": _LEGEND, "b": 0}, template="none", hovermode="closest",
-        dragmode=False, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", barmode="overlay", bargap=0,
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
-        font={"family": "system-ui, sans-serif", "size": 12}, meta={"notes": notes() if SUBJECT.is_dir() else []},
-        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+    figure = bare(
+        height=total + _LEGEND, margin={"l": 8, "r": 8, "t": _LEGEND, "b": 0}, barmode="overlay", bargap=0,
+        meta={"notes": notes() if _subject.KERNELS.is_dir() else []},
     )  # fmt: skip
     named: set[str] = set()
     longest = max((end for _, events in ahead for *_, end, _ in events), default=0)
@@ -80,14 +73,14 @@ def pipeline_timeline(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
 
 def projected() -> Iterator[Panel]:
     """The plain step, and mHC's without and with the measures."""
-    if not SUBJECT.is_dir():
+    if not _subject.KERNELS.is_dir():
         return
-    plain = simulate(order(), durations(0), LINK, message_bytes(0), Execution(interleaved=True))
-    yield [f"projected: {MODEL}, plain residual", _told(plain, None)], plain.timeline
+    plain = simulate(order(), durations(0), link(), message_bytes(0), Execution(interleaved=True))
+    yield [f"projected: {_subject.MODEL}, plain residual", _told(plain, None)], plain.timeline
     found = mhc()
     off, on = Execution(interleaved=True, beside=BESIDE), Execution(True, True, BESIDE, True, True)
-    yield [f"projected: {MODEL}, mHC with {STREAMS} streams", _told(found[off], plain)], found[off].timeline
-    words = [f"projected: {MODEL}, mHC, with all three measures", _told(found[on], plain)]
+    yield [f"projected: {_subject.MODEL}, mHC with {STREAMS} streams", _told(found[off], plain)], found[off].timeline
+    words = [f"projected: {_subject.MODEL}, mHC, with all three measures", _told(found[on], plain)]
     yield [*words, *(f"{_measures(one)}: {_over(play, plain)}" for one, play in found.items())], found[on].timeline
 
 
@@ -106,7 +99,11 @@ def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
         yield [f"simulated: {panels.clip(name, _WIDTH - 11)}", words], [tuple(span) for span in step.predicted]
 
 
-LINK = Link(NETWORK, LATENCY)
+def link() -> Link:
+    """What carries messages between ranks: the machine's network."""
+    network = _subject.quoted(MACHINE).network
+    assert network, "a machine of a pipeline has one"
+    return Link(network.value, LATENCY)
 
 
 @functools.cache
@@ -118,12 +115,12 @@ def order() -> Order:
 def mhc() -> dict[Execution, Play]:
     """The step with each of the measures off and on."""
     base = Execution(interleaved=True, beside=BESIDE)
-    return measures(order(), durations(STREAMS), LINK, message_bytes(STREAMS), base)
+    return measures(order(), durations(STREAMS), link(), message_bytes(STREAMS), base)
 
 
 def message_bytes(n: int) -> int:
     """Streams of one sequence in bf16; n = 0 is the plain residual."""
-    preset = _presets().presets()[MODEL]
+    preset = _preset()
     return int(2 * preset.S * max(n, 1) * preset.C)
 
 
@@ -133,11 +130,11 @@ def durations(n: int) -> list[Durations]:
     Model FLOPs in three equal parts, spread evenly over stages, at the assumed utilisation; sites' bytes are the fewest
     that the contracts of their stages allow, at the share of the memory's bandwidth assumed.
     """
-    preset = _presets().presets()[MODEL]
+    preset, rate = _preset(), _assumed("utilisation") * _subject.quoted(MACHINE).peak.value
     sites = 2 * layers_per_stage(preset.layers, 2 * RANKS)
-    part = preset.flops_per_token() * preset.S / (3 * 2 * RANKS * UTILISATION * PEAK)
+    part = preset.flops_per_token() * preset.S / (3 * 2 * RANKS * rate)
     # A layer's attention in backward: two products for each of the forward's.
-    kernel = 4 * preset.heads * (2 * preset.head_dim + preset.rope) * preset.S**2 / 2 / (UTILISATION * PEAK)
+    kernel = 4 * preset.heads * (2 * preset.head_dim + preset.rope) * preset.S**2 / 2 / rate
     shape = {"T": preset.S, "n": n, "C": preset.C}
     if not n:
         forward, backward = (sites * _moved("residual", shape, pass_) for pass_ in ("forward", "backward"))
@@ -145,8 +142,7 @@ def durations(n: int) -> list[Durations]:
     write = sites * _moved("post_res", shape, "forward")
     forward = part + write + sites * _moved("read", shape, "forward")
     backward = part + sites * (_moved("read", shape, "backward") + _moved("post_res", shape, "backward"))
-    best = min(range(1, preset.sites + 1), key=lambda block: elements(n, preset.sites, block))
-    block = min(best, sites)
+    block = min(load_module(_subject.KERNELS / "equation20.py").best_block(preset.sites, n), sites)
     rebuilt = _moved("recompute", {**shape, "L": block}, "forward")
     # Only the block that a backward begins with is rebuilt before it; the others in its course.
     one = Durations(
@@ -157,15 +153,16 @@ def durations(n: int) -> list[Durations]:
 
 def notes() -> list[str]:
     """What the projected panels rest on."""
-    preset = _presets().presets()[MODEL]
+    preset, machine = _preset(), _subject.quoted(MACHINE)
     return [
         f"projected, not measured: {preset.layers} layers on {RANKS} ranks with two stages each, {_micro_batches()} "
         f"micro-batches of {preset.S} tokens; a forward and a backward that overlap alternate kernel by kernel and end "
         "together",
-        f"quoted: H100 SXM {PEAK / 1e12:.0f} TFLOP/s bf16, {MEMORY / 1e12:.2f} TB/s, network {NETWORK / 1e9:.0f} GB/s",
-        f"assumed: {UTILISATION:.0%} of peak, {REACHED:.0%} of the memory's bandwidth, {units.seconds(LATENCY)} before "
-        f"a message's first byte, a backward keeps {BESIDE:.0%} of its speed beside a write; experts' exchange, "
-        "embedding and optimiser are left out",
+        f"quoted: {machine.about}, {machine.peak.value / 1e12:.0f} TFLOP/s, {machine.bandwidth.value / 1e12:.2f} TB/s, "
+        f"network {link().bandwidth / 1e9:.0f} GB/s; `perflab overhead --machine {MACHINE}` names the sources",
+        f"assumed: {_assumed('utilisation'):.0%} of peak, {_assumed('achieved'):.0%} of the memory's bandwidth, "
+        f"{units.seconds(LATENCY)} before a message's first byte, a backward keeps {BESIDE:.0%} of its speed beside a "
+        "write; experts' exchange, embedding and optimiser are left out",
         "counted: bytes are the fewest of the contracts of mhc/residual, read, post_res and recompute, in bf16",
     ]
 
@@ -174,13 +171,18 @@ def _micro_batches() -> int:
     return 1 + max(action.micro_batch for moves in order() for move in moves for action in move)
 
 
-def _presets() -> ModuleType:
-    return load_module(SUBJECT / "model" / "presets.py")
+def _preset() -> Any:
+    return load_module(_subject.KERNELS / "model" / "presets.py").presets()[_subject.MODEL]
+
+
+def _assumed(name: str) -> float:
+    return float(load_module(_subject.KERNELS / "overhead.py").stated_fields()[name].default)
 
 
 def _moved(stage: str, shape: dict[str, int], pass_: str) -> float:
-    contract = load_module(SUBJECT / stage / "stage.py").STAGE
-    return float(contract.compulsory(shape, "bf16", pass_).total_bytes / (REACHED * MEMORY))
+    contract = load_module(_subject.KERNELS / stage / "stage.py").STAGE
+    reached = _assumed("achieved") * _subject.quoted(MACHINE).bandwidth.value
+    return float(contract.compulsory(shape, "bf16", pass_).total_bytes / reached)
 
 
 def _told(play: Play, plain: Play | None) -> str:

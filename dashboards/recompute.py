@@ -16,6 +16,7 @@ import pandas
 import plotly.graph_objects as go
 
 from perflab.present import panels, units
+from perflab.present.figure import bare
 
 from .metrics.eq20_bytes import elements
 
@@ -51,21 +52,13 @@ class Family:
         return {dim: size for dim, size in self.cases[0].sizes.items() if dim != "L_r"}
 
 
-def recompute(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def recompute(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """Up to three panels for each shape and dtype; None where the run has no training step of a stack."""
     frame = frame[(frame["stage"] == STAGE) & (frame["pass"] == PASS)]
     if frame.empty:
         return None
     parts = list(families(frame))
-    figure = go.Figure()
-    figure.update_layout(
-        margin={"l": 8, "r": 8, "t": _LEGEND, "b": 0}, template="none", hovermode="closest", dragmode=False,
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
-        font={"family": "system-ui, sans-serif", "size": 12},
-        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
-        meta={"notes": notes(parts)},
-    )  # fmt: skip
+    figure = bare(margin={"l": 8, "r": 8, "t": _LEGEND, "b": 0}, meta={"notes": notes(parts)})
     told = [_wrapped(part) for part in parts]
     heights = [
         _LINE * (len(lines) + 1) + len(part.shown()) * (_PANEL + _GAP) for part, lines in zip(parts, told, strict=True)

@@ -18,6 +18,7 @@ import pandas
 import plotly.graph_objects as go
 
 from perflab.present import panels
+from perflab.present.figure import bare
 
 ORDER = 5
 STAGES = ("gain", "gain_hc")
@@ -42,7 +43,7 @@ class Line:
     cases: list[Any]
 
 
-def stability(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:  # noqa: ARG001
+def stability(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """Two panels over the iterations; None for a run without the stages that have gains."""
     own = frame[[stage.rpartition("/")[2] in STAGES for stage in frame["stage"]]]
     if own.empty:
@@ -126,17 +127,13 @@ def _draw_paper(figure: go.Figure, gain: float, panel: str, across: list[int]) -
 
 
 def _lay_out(iterations: list[int]) -> go.Figure:
-    figure = go.Figure()
     left, right = math.log10(iterations[0]) - 0.05, math.log10(max(iterations[-1], iterations[0] + 1)) + 0.05
     still = {"fixedrange": True, "zeroline": False, "type": "log", "automargin": True}
     along = {**still, "range": (left, right), "tickvals": iterations}
     titled = {**along, "title": {"text": "iterations of Sinkhorn (t_max)"}}
     powers = {**still, "exponentformat": "power", "dtick": 1}
-    figure.update_layout(
-        height=960, margin={"l": 8, "r": 8, "t": 24, "b": 8}, template="none", hovermode="closest", dragmode=False,
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 12},
-        hoverlabel={"bgcolor": "#20242c", "bordercolor": "#20242c", "font": {"color": "#fff"}, "align": "left"},
+    return bare(
+        height=960, margin={"l": 8, "r": 8, "t": 24, "b": 8},
         xaxis={**along, "anchor": "y"},
         xaxis2={**along, "anchor": "y2"},
         xaxis3={**titled, "anchor": "y3"},
@@ -145,7 +142,6 @@ def _lay_out(iterations: list[int]) -> go.Figure:
                 "tickvals": [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4]},
         yaxis3={**powers, "domain": (0, 0.31), "anchor": "x3", "title": {"text": "column error"}},
     )  # fmt: skip
-    return figure
 
 
 def _number(value: float) -> str:

@@ -17,7 +17,7 @@ from perflab.present import panels, units
 ORDER = 1
 
 
-def traffic(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:  # noqa: ARG001
+def traffic(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure:
     """One mark per case and source; the most trusted source is filled and written out, the others are hollow."""
     chart = panels.Panels(frame, "times the compulsory bytes")
     counted = {case.case_id: _counts(case) for group in chart.groups for case in group.cases}

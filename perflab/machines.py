@@ -1,4 +1,8 @@
-"""Machines that a projection can be made for: quoted ones in `machines/`, the user's own, and this one as measured."""
+"""Machines that a projection can be made for: quoted ones in `machines/`, the user's own, and this one as measured.
+
+A quoted number names the document that has it. Those documents were not at hand: H100's, H200's and B200's bandwidth,
+memory and links, and H200's products, were compared with third-party pages, the rest with nothing.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from perflab.measure.inputs import round_to_tf32
 
-from .sites import KITS, Site, best_block, blocks, rms_norm, run_sites
+from .equation20 import best_block
+from .sites import KITS, Site, blocks, rms_norm, run_sites
 
 #: The gates at the start, from the paper's table 5.
 GATE = 0.01

@@ -18,6 +18,7 @@ from typing import Any
 
 from perflab.contract import ITEM_BYTES
 
+from .equation20 import best_block
 from .model.presets import Preset, presets
 from .traffic import PARTS, PASSES, STREAMS, Counted, Moved
 
@@ -262,7 +263,7 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
         sources |= dict.fromkeys(("micro_batch", "micro_batches"), "alone: the whole batch at once")
     values |= given
     if "block" not in given:
-        values["block"] = best_block(2 * preset.layers // max(1, int(values["pipeline"])), int(values["pipeline"]))
+        values["block"] = best_block(preset.sites // (stages := max(1, int(values["pipeline"]))), STREAMS, stages)
         sources["block"] = "equation 20 on a stage, with a micro-batch in flight for every stage"
     assumed = Assumptions(**values, sources=sources | dict.fromkeys(given, "given"))
     return Projection(model, preset, machine.name, machine.dtype, machine.memory.value, assumed).checked()
@@ -335,12 +336,6 @@ def candidates(projection: Projection, name: str) -> list[Any]:
     if name == "micro_batches":
         return list(range(low, high + 1))
     return [low, high]
-
-
-def best_block(sites: int, in_flight: int) -> int:
-    """Equation 20 for one pipeline stage: argmin over L_r of n C in_flight ceil(L/L_r) + (n+2) C L_r."""
-    n = STREAMS
-    return min(range(1, sites + 1), key=lambda block: n * in_flight * math.ceil(sites / block) + (n + 2) * block)
 
 
 def divisors(number: int) -> list[int]:

@@ -83,7 +83,9 @@ def _assumptions(projection: Projection) -> Section:
         ],
         [
             f"Each can be given: --assume NAME=VALUE. A step has {projection.preset.B} sequences of "
-            f"{projection.preset.S} tokens."
+            f"{projection.preset.S} tokens.",
+            "Quoted numbers name the document that has them, and were read at second hand: compare them before a digit "
+            "matters.",
         ],
     )
 

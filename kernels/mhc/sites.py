@@ -3,7 +3,6 @@
 import functools
 import importlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,11 +114,6 @@ def blocks(L: int, block: int, boundaries: Sequence[int] = ()) -> Iterator[slice
     for start, stop in itertools.pairwise(edges):
         for first in range(start, stop, block):
             yield slice(first, min(first + block, stop))
-
-
-def best_block(L: int, n: int) -> int:
-    """The block that equation 20 of arXiv 2512.24880 finds to keep the least: argmin nC ceil(L/L_r) + (n+2) C L_r."""
-    return min(range(1, L + 1), key=lambda block: n * math.ceil(L / block) + (n + 2) * block)
 
 
 def keeping_inputs(function: Callable[..., Any], *tensors: Tensor) -> Any:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 
 from perflab import machine, remarks
 from perflab.analyse.overhead import blocks, overhead
@@ -154,15 +155,11 @@ class GroupRun:
             draft.close()
 
     def _count(self, draft: Draft, worker: Worker) -> None:
-        """Count the case's bytes; a source that cannot is a remark, a dead worker the case's failure."""
-        try:
-            traffic = Traffic.model_validate(worker.ask("traffic"))
-        except WorkerFailure as failure:
-            if not failure.alive:
-                raise
-            draft.remarks.append(remarks.no_traffic(failure.text))
+        """The case's bytes, unless the source saw less than must move."""
+        answer = self._ask(draft, worker, "traffic", remarks.no_traffic)
+        if answer is None:
             return
-        contract = self.group.stage.contract
+        traffic, contract = Traffic.model_validate(answer), self.group.stage.contract
         fewest = contract.compulsory(self.group.shape, self.group.dtype, self.group.pass_)
         if fewest and traffic.read_bytes + traffic.write_bytes < fewest.total_bytes * LEAST_SHARE:
             draft.remarks.append(remarks.traffic_below_fewest(traffic.source))
@@ -170,22 +167,24 @@ class GroupRun:
             draft.traffic.append(traffic)
 
     def _measure_memory(self, draft: Draft, worker: Worker) -> None:
-        """What the case keeps and needs; a dead worker is the case's failure, anything else a remark."""
-        try:
-            draft.memory = Memory.model_validate(worker.ask("memory"))
-        except WorkerFailure as failure:
-            if not failure.alive:
-                raise
-            draft.remarks.append(remarks.no_memory(failure.text))
+        """What the case keeps and needs."""
+        answer = self._ask(draft, worker, "memory", remarks.no_memory)
+        draft.memory = None if answer is None else Memory.model_validate(answer)
 
     def _attribute(self, draft: Draft, worker: Worker) -> None:
-        """Where the step's time goes; a worker that dies of it is the case's failure, anything else a remark."""
+        """Where the step's time goes."""
+        answer = self._ask(draft, worker, "attribute", remarks.no_parts)
+        draft.step = None if answer is None else Step.model_validate(answer)
+
+    def _ask(self, draft: Draft, worker: Worker, request: str, remark: Callable[[str], str]) -> Any:
+        """The answer; None, with a remark, if there is none. Fails: WorkerFailure if the worker died of it."""
         try:
-            draft.step = Step.model_validate(worker.ask("attribute"))
+            return worker.ask(request)
         except WorkerFailure as failure:
             if not failure.alive:
                 raise
-            draft.remarks.append(remarks.no_parts(failure.text))
+            draft.remarks.append(remark(failure.text))
+            return None
 
     def _count_interpreted(self, draft: Draft) -> None:
         """Count a Triton case's bytes by the interpreter, while its own worker runs on the GPU."""

@@ -83,6 +83,9 @@ class TrainingSession:
 
         Fails: Wrong.
         """
+        return self._alone(lambda: self._check(seeds))
+
+    def _check(self, seeds: list[int]) -> dict[str, Any]:
         if execution(self.task.toolkit, self.task.device) == "native":
             # A model that does not fit says so before the reference of a smaller one takes memory too.
             self._make(self.task.shape, seed=0)
@@ -179,18 +182,25 @@ class TrainingSession:
         """Bytes that one step moves, by dispatch: eager code only."""
         from perflab.measure.traffic import dispatch
 
-        training = self._warm()
-        tokens = training.batch(0)
-        return dispatch.count(lambda: training.step(tokens)).model_dump()
+        def count() -> dict[str, Any]:
+            training = self._warm()
+            tokens = training.batch(0)
+            return dispatch.count(lambda: training.step(tokens)).model_dump()
+
+        return self._alone(count)
 
     def memory(self) -> dict[str, Any]:
         """Bytes that the loss keeps for backward, and the most alive in a step above weights and optimiser."""
-        with launches.skipped(self.task.toolkit, execution(self.task.toolkit, self.task.device)):
+
+        def measure() -> dict[str, Any]:
             training = self._warm()
             tokens = training.batch(0)
             return memory.measure_step(
                 lambda: training.loss(tokens), lambda: training.step(tokens), self.task.device
             ).model_dump()
+
+        with launches.skipped(self.task.toolkit, execution(self.task.toolkit, self.task.device)):
+            return self._alone(measure)
 
     def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
         """What the timer is like."""
@@ -224,6 +234,9 @@ class TrainingSession:
 
     def attribute(self) -> dict[str, Any]:
         """Where a step's time goes: tokens, FLOPs and parts; of a step that is not native only what it is of."""
+        return self._alone(self._attribute)
+
+    def _attribute(self) -> dict[str, Any]:
         if execution(self.task.toolkit, self.task.device) != "native":
             training = self._make(self.task.shape, seed=0)
             return Step(tokens=training.tokens, flops=training.flops).model_dump()
@@ -233,8 +246,14 @@ class TrainingSession:
         found = attribution.attribute(lambda: training.step(tokens), PROFILED_STEPS, self.task.device)
         return step.model_copy(update=found).model_dump()
 
+    def _alone(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The work's result, after its models are gone: a GPU has room for one, and other cases wait for it."""
+        try:
+            return work()
+        finally:
+            self._give_back()
+
     def _give_back(self) -> None:
-        """Leave the device's memory to the other cases of the group."""
         gc.collect()
         if self.task.device == "cuda":
             torch.cuda.empty_cache()

@@ -65,7 +65,7 @@ def test_bars_are_the_simulated_pieces_and_ranks_do_one_at_a_time():
 def test_the_table_of_measures_is_the_simulators():
     told = words(draw(made.record("mhc/pre/eager", {"T": 4, "n": 4, "C": 8})))[2]
     plain = chart.simulate(
-        chart.order(), chart.durations(0), chart.LINK, chart.message_bytes(0), chart.Execution(interleaved=True)
+        chart.order(), chart.durations(0), chart.link(), chart.message_bytes(0), chart.Execution(interleaved=True)
     )
     for one, play in chart.mhc().items():
         assert f"{chart._measures(one)}: {play.step_s / plain.step_s - 1:+.1%} over plain" in told

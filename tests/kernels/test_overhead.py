@@ -139,9 +139,9 @@ def test_variants_stand_in_order_of_cost() -> None:
     assert naive > rebuilt > fused > 0 and rebuilt > overlapped > 0
 
 
-def test_equation_20_for_a_pipeline_is_that_of_all_sites_without_one() -> None:
-    sites = load_module(MHC / "sites.py")
-    assert OVERHEAD.best_block(60, 1) == sites.best_block(60, 4)
+def test_a_pipeline_s_stage_keeps_the_first_streams_of_all_its_micro_batches() -> None:
+    one = projection(pipeline=6)
+    assert one.assumptions.block == min(range(1, 11), key=lambda block: 4 * 6 * math.ceil(10 / block) + 6 * block)
 
 
 def test_activations_are_those_of_table_3() -> None:

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from perflab.measure.parts import part
 
+from ..equation20 import best_block
 from ..hyper_connection import GATE, HyperConnection, collapse, expand
-from ..sites import KITS, Kit, Site, best_block, rms_norm, run_sites
+from ..sites import KITS, Kit, Site, rms_norm, run_sites
 from .attention import EPS, Attention, matrix
 from .experts import Dense, Experts
 from .presets import Preset

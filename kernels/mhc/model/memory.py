@@ -8,7 +8,7 @@ import torch
 
 from perflab import Unsupported
 
-from ..sites import best_block
+from ..equation20 import best_block
 from .decoder import Design
 from .presets import Preset, presets
 

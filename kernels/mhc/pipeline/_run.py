@@ -4,8 +4,8 @@ from perflab import Unsupported
 from perflab.measure.pipeline import PipelineRun
 from perflab.record import Span
 
+from ..model.memory import sizes
 from ..model.pipeline import run as run_pipeline
-from ..model.presets import Preset
 
 
 def run(design, schedule, shape, dtype, device, seed, steps):
@@ -13,14 +13,13 @@ def run(design, schedule, shape, dtype, device, seed, steps):
 
     Fails: Unsupported for a depth or micro-batches that do not divide the model or its batch.
     """
-    sizes = {dim: size for dim, size in shape.items() if dim not in ("p", "m")}
     try:
         result = run_pipeline(
-            sizes, design, schedule, shape["p"], shape["m"], steps, dtype=dtype, device=device, seed=seed
+            shape, design, schedule, shape["p"], shape["m"], steps, dtype=dtype, device=device, seed=seed
         )
     except ValueError as error:
         raise Unsupported(str(error)) from error
-    preset = Preset(**{name: size for name, size in sizes.items() if name != "n"})
+    preset, _ = sizes(shape)
     return PipelineRun(
         step_s=result.step_s,
         losses=result.losses,

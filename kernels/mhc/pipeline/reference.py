@@ -6,6 +6,5 @@ from ..model.training import Training
 
 def pipeline(shape, dtype, device, seed, steps, residual, recompute):
     """Losses of the first `steps` steps, without micro-batches."""
-    sizes = {dim: size for dim, size in shape.items() if dim not in ("p", "m")}
-    alone = Training(sizes, Design(residual, recompute=recompute == "yes"), dtype, device, seed)
+    alone = Training(shape, Design(residual, recompute=recompute == "yes"), dtype, device, seed)
     return [alone.step(alone.batch(index)).item() for index in range(steps)]
