@@ -202,8 +202,21 @@ def test_ranks_do_not_outlive_who_started_them(tmp_path):
 
 def test_a_rank_that_raises_says_why(tmp_path):
     """More memory than there is: every rank refuses, the first is told."""
-    with pytest.raises(pipeline.RankDied, match=r"rank 0 of 1 died with exit code 1: .*ValueError: .* needs .* GB"):
+    with pytest.raises(
+        pipeline.RankDied, match=r"rank 0 of 1 died with exit code 1: perflab.contract.Unsupported: .* needs .* GB"
+    ):
         pipeline.run(SHAPE | {"C": 2**20}, decoder.Design("residual"), "1F1B", 1, 1, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "raised", ["ValueError: eleven", "perflab.contract.Unsupported: eleven", "MemoryError", "Halt"]
+)
+def test_exceptions_of_every_class_are_found_in_a_log(raised):
+    inside = '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 1\n[rank0]:     fail()\n'
+    log = f"a warning: of a library\n{inside}[rank0]: {raised}\n\n{inside}[rank0]: Second: of cleaning up\n"
+    assert pipeline._raised(log) == raised
+    assert pipeline._raised(log.replace("[rank0]: ", "")) == raised
+    assert pipeline._raised("a warning: of a library\n") == "it said nothing"
 
 
 @pytest.mark.parametrize(("change", "told"), [

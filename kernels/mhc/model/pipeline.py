@@ -198,10 +198,16 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, deadline: float) -
     # Those that lost a peer fail too: a signal is the likelier cause than an error that follows it.
     time.sleep(SHOWN_SECONDS)
     code, rank = min((process.poll(), rank) for rank, process in enumerate(ranks) if process.poll())
-    told = (folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    error = next((line for line in told if re.search(r"\w+Error: ", line)), "it said nothing")
+    error = _raised((folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace"))
     why = f"by signal {-code}" if code < 0 else f"with exit code {code}: {error}"
     raise RankDied(f"pipeline: rank {rank} of {len(ranks)} died {why}, with {_measured(folder)}; see {folder}")
+
+
+def _raised(log: str) -> str:
+    """The first exception that the log tells of, of whatever class; torch puts `[rank0]: ` before every line."""
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in log.splitlines()]
+    after = lines[next((at for at, line in enumerate(lines) if line.startswith("Traceback ")), len(lines)) :]
+    return next((line for line in after[1:] if re.match(r"[\w.]+(: |$)", line)), "it said nothing")
 
 
 def _measured(folder: Path) -> str:
