@@ -3,9 +3,9 @@
 A profile gives every operation of a step to the part that it serves, in forward, backward, rebuilding and the update; a
 bar is what the part takes beyond the baseline's, and to the left of zero what it takes less. Hatched is what launching
 costs about: the part's further operations, each at the price of one on a single element; of eager code on a CPU only,
-where operations are seen one by one. The rest of the measured
-overhead, which no named part explains, has its own row: time between operations, and what steps differ by when they are
-profiled. What the profiler costs is taken off in proportion to the number of operations.
+where operations are seen one by one. The rest of the measured overhead, which no named part explains, has its own row:
+it is time between them. The profile tells shares, of steps taken between the timed ones, and those tell how long a step
+is. What the profiler costs is taken off in proportion to the number of its events.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
         _add(figure, rows[-1], parts.Difference(REST, "", rest, 0), None)
         notes.append(
             f"{name}: {units.seconds(whole)} a step more than {record.baseline}, of which the parts explain "
-            f"{1 - rest / whole:.0%}; profiling an operation took {units.seconds(record.step.profiler_s)}, taken off"
+            f"{1 - rest / whole:.0%}; profiling an event took {units.seconds(record.step.profiler_s)}, taken off"
             if whole > 0 and record.step
             else f"{name}: no slower than {record.baseline}"
         )
@@ -112,7 +112,7 @@ def _add(figure: go.Figure, row: str, one: parts.Difference, launch_s: float | N
     shown = {trace.name for trace in figure.data}
     told = panels.hover(
         f"{row}: {one.name}",
-        f"{1e3 * one.seconds:+.3g} ms, measured by profile",
+        f"{1e3 * one.seconds:+.3g} ms, its share of profiled steps",
         *([f"{one.launches:+d} operations, about {1e3 * launching:.3g} ms of launching"] if launch_s else []),
     )
     for seconds, pattern in ((launching, "/"), (one.seconds - launching, "")):

@@ -107,7 +107,7 @@ class Memory(Strict):
 
 
 class Part(Strict):
-    """What one named part of a step took: seconds by profile, without the profiler's own, and operations or kernels.
+    """What one named part of a step took: its share of profiled steps as seconds of a timed one; operations or kernels.
 
     phase  forward; backward, what differentiation runs; rebuild, what backward computes anew; or update, the optimiser
     """
@@ -132,8 +132,8 @@ class Step(Strict):
     """What an optimiser step is made of, beside its latency.
 
     tokens, flops  of one step; FLOPs by the model's own count, which recomputation does not raise
-    parts          where its time goes, by profile of steps that were not timed; their sum is the profiled step
-    profiler_s     what profiling one operation takes, which the parts' seconds no longer contain
+    parts          where its time goes: shares by profile of steps between the timed ones, of the timed steps' median
+    profiler_s     what profiling one event takes, which the shares do not contain
     predicted_s    a pipeline's step by simulation, which rests on what is `assumed`, by name, in stored units
     measured, predicted  the course of a pipeline's step, as its ranks noted it and as it was simulated
     """

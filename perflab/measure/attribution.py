@@ -3,13 +3,16 @@
 Every nanosecond of a profiled call belongs to exactly one event, the innermost; and an event to the part that is open
 around it. What differentiation runs belongs to the part whose forward made it: autograd numbers forward operations, and
 its own carry the number. So the parts' seconds add up to the call.
+
+Calls are profiled between others that are timed, as a machine's speed drifts: the profile tells shares of a call, the
+timed ones how long it is.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +38,20 @@ BOOKKEEPING = frozenset(f"aten::{name}" for name in _NAMES.split())
 _BACKWARD = "autograd::engine::evaluate_function"
 _CALL = "perflab call"
 
+#: A part's name and phase.
+Owner = tuple[str, str]
+#: The part that a device's idle time is.
+DEVICE_WAITS: Owner = ("device waits", "forward")
+
+
+@dataclass
+class Measured:
+    """Seconds, operations or kernels, and events of the profile, of one part."""
+
+    seconds: float = 0.0
+    launches: int = 0
+    events: int = 0
+
 
 @dataclass
 class _Event:
@@ -46,7 +63,7 @@ class _Event:
     sequence: int
     correlation: int
     inside: list[_Event] = field(default_factory=list)
-    owner: tuple[str, str] = (OTHER, "forward")
+    owner: Owner = (OTHER, "forward")
 
     def moving(self) -> bool:
         """Whether some operation here, or inside, moves bytes."""
@@ -64,33 +81,57 @@ class _Event:
         return self.end - self.start - sum(inner.end - inner.start for inner in self.inside)
 
 
-def attribute(call: Callable[[], object], count: int, device: str) -> dict[str, Any]:
-    """Parts of a call by profile of `count` calls, with plain ones between, which tell what profiling costs.
+@dataclass(frozen=True)
+class Observed:
+    """A profiled call: what each part of it took, as the profile has it, beside the seconds of a plain call before."""
 
-    On a CPU a part has the time of its operations, less what profiling each takes. On CUDA it has the time of its
-    kernels, and what the device waited stands by itself.
+    plain_s: float
+    parts: Mapping[Owner, Measured]
+
+
+def observe(call: Callable[[], object], device: str) -> Observed:
+    """One plain call and one profiled. The first profile of a process takes longer: it is for nobody's use."""
+    plain = _seconds(call, device)
+    events = _profile(call, device)
+    if device != "cuda":
+        return Observed(plain, _host_parts(events))
+    kernels = _device_parts(events)
+    idle = plain - sum(one.seconds for one in kernels.values())
+    return Observed(plain, {**kernels, DEVICE_WAITS: Measured(idle, 0, 0)})
+
+
+def combine(seen: Sequence[Observed], call_s: float, device: str) -> dict[str, Any]:
+    """Parts of a call that takes `call_s`: of each its share of the profiled calls, the median over them.
+
+    On a CPU a part has the time of its operations, less what profiling each takes: the median over what profiled calls
+    took longer than plain ones. On CUDA it has the time of its kernels, and what the device waited stands by itself.
     """
-    plain, found = [], []
-    # The first profile of a process takes longer.
-    _profile(call, device)
-    for _ in range(count):
-        plain.append(_seconds(call, device))
-        events = _profile(call, device)
-        found.append(_device_parts(events) if device == "cuda" else _host_parts(events))
-    total = {key: [one.get(key, (0.0, 0, 0)) for one in found] for key in sorted({key for one in found for key in one})}
-    middle = {key: tuple(median([float(one[i]) for one in values]) for i in range(3)) for key, values in total.items()}
-    if device == "cuda":
-        cost = 0.0
-        idle = median(plain) - sum(seconds for seconds, _, _ in middle.values())
-        middle[("device waits", "forward")] = (idle, 0.0, 0.0)
-    else:
-        profiled, _, events_in_call = (sum(one[i] for one in middle.values()) for i in range(3))
-        cost = max(0.0, profiled - median(plain)) / max(events_in_call, 1)
+    cost = 0.0 if device == "cuda" else max(0.0, median([_cost_of_event(one) for one in seen]))
+    shares = [_shares(one.parts, cost) for one in seen]
+    middle = {
+        key: median([one.get(key, 0.0) for one in shares]) for key in sorted({key for one in shares for key in one})
+    }
+    whole = sum(middle.values())
     parts = [
-        Part(name=name, phase=phase, seconds=seconds - cost * events, launches=round(kernels))
-        for (name, phase), (seconds, kernels, events) in middle.items()
-    ]
-    return {"parts": parts, "profiler_s": cost, "collector": f"torch.profiler, {count} steps"}
+        Part(
+            name=key[0], phase=key[1], seconds=call_s * share / whole,
+            launches=round(median([one.parts[key].launches if key in one.parts else 0 for one in seen])),
+        )
+        for key, share in middle.items()
+    ]  # fmt: skip
+    return {"parts": parts, "profiler_s": cost, "collector": f"torch.profiler, {len(seen)} steps"}
+
+
+def _cost_of_event(one: Observed) -> float:
+    """Seconds that profiling an event took."""
+    profiled = sum(part.seconds for part in one.parts.values())
+    return (profiled - one.plain_s) / max(sum(part.events for part in one.parts.values()), 1)
+
+
+def _shares(parts: Mapping[Owner, Measured], cost: float) -> dict[Owner, float]:
+    """Every part's share of the call, without the profiler's."""
+    own = {key: part.seconds - cost * part.events for key, part in parts.items()}
+    return {key: seconds / sum(own.values()) for key, seconds in own.items()}
 
 
 def _seconds(call: Callable[[], object], device: str) -> float:
@@ -113,32 +154,32 @@ def _profile(call: Callable[[], object], device: str) -> list[Any]:
     return list(profile.profiler.kineto_results.events())
 
 
-def _host_parts(events: Iterable[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
-    """Seconds, innermost operations that move bytes, and events of every part, of the host's own time."""
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
+def _host_parts(events: Iterable[Any]) -> dict[Owner, Measured]:
+    """Every part's share of the host's own time; its launches are innermost operations that move bytes."""
+    sums: dict[Owner, Measured] = defaultdict(Measured)
     for event in _owned(events):
         mine = sums[event.owner]
-        mine[0] += event.own_ns * 1e-9
-        mine[1] += event.is_launch
-        mine[2] += 1
-    return {owner: (one[0], int(one[1]), int(one[2])) for owner, one in sums.items()}
+        mine.seconds += event.own_ns * 1e-9
+        mine.launches += event.is_launch
+        mine.events += 1
+    return sums
 
 
-def _device_parts(events: Sequence[Any]) -> dict[tuple[str, str], tuple[float, int, int]]:
-    """Seconds, number and events of every part's kernels: a kernel belongs to the part that launched it."""
+def _device_parts(events: Sequence[Any]) -> dict[Owner, Measured]:
+    """Every part's kernels: a kernel belongs to the part that launched it."""
     owned = [event for event in _owned(events) if event.correlation]
     # Runtime calls and operations number themselves apart.
     calls = {event.correlation: event.owner for event in owned if event.name.startswith(("cuda", "cu"))}
     operations = {event.correlation: event.owner for event in owned if not event.name.startswith(("cuda", "cu"))}
-    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0, 0])
+    sums: dict[Owner, Measured] = defaultdict(Measured)
     for event in events:
         # Annotations are shown on the device too.
         if event.device_type() == torch.autograd.DeviceType.CUDA and not event.name().startswith((PREFIX, _CALL)):
             linked = operations.get(event.linked_correlation_id())
             mine = sums[linked or calls.get(event.correlation_id(), (OTHER, "forward"))]
-            mine[0] += event.duration_ns() * 1e-9
-            mine[1] += 1
-    return {owner: (one[0], int(one[1]), 0) for owner, one in sums.items()}
+            mine.seconds += event.duration_ns() * 1e-9
+            mine.launches += 1
+    return sums
 
 
 def _owned(events: Iterable[Any]) -> list[_Event]:
@@ -176,9 +217,7 @@ def _nest(events: Iterable[Any]) -> list[_Event]:
     return roots
 
 
-def _give(
-    event: _Event, owner: tuple[str, str], made_by: dict[int, tuple[int, str]], owned: list[_Event] | None = None
-) -> None:
+def _give(event: _Event, owner: Owner, made_by: dict[int, tuple[int, str]], owned: list[_Event] | None = None) -> None:
     """Give the event and those inside it their owners; note in `made_by` which part made a number's graph, and when."""
     part, phase = owner
     if event.name.startswith(PREFIX):

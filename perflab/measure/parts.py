@@ -18,7 +18,8 @@ _asked = False
 
 def part(name: str) -> AbstractContextManager[object]:
     """What runs inside belongs to the part of that name; an inner part takes from the outer one."""
-    if not _asked or torch.compiler.is_compiling():
+    # In this order: compiled code must not depend on whether anybody asks.
+    if torch.compiler.is_compiling() or not _asked:
         return contextlib.nullcontext()
     marked: AbstractContextManager[object] = torch.profiler.record_function(PREFIX + name)
     return marked

@@ -75,7 +75,13 @@ class PipelineSession:
 
     def calibrate(self, batch_seconds: float) -> dict[str, Any]:  # noqa: ARG002 - a step is its own batch
         """What the timer is like."""
-        return {"iterations": 1, "timer": "perf_counter, the rank that took longest", "cold": False, "block": 3}
+        return {
+            "iterations": 1,
+            "timer": "perf_counter, the rank that took longest",
+            "cold": False,
+            "block": 3,
+            "profiled": False,
+        }
 
     def sample(self, count: int) -> tuple[list[float], int]:
         """Seconds of `count` steps, of processes that are started for them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,8 @@ from perflab.suite import Timing
 #: Rounds after which an overhead's interval is looked at. Looking after every round would stop at intervals that are
 #: narrow by chance, and miss the truth more often than they say.
 LOOKS = (8, 12, 18, 27, 40, 60, 90, 135, 200, 300)
+#: Rounds after which steps are profiled too: spread over the sampling, and not so many that they take its time.
+PROFILED = (2, 5, *LOOKS)
 #: Samples taken from one implementation before the next has its turn; of steps as many as their session says.
 BLOCK = 5
 
@@ -51,6 +53,16 @@ class _Series:
         taken, _ = self.worker.ask("sample", count=self.clock["block"])
         self.blocks.append(len(self.samples))
         self.samples += taken
+
+    def profile(self) -> None:
+        """A step told apart, if the case's are. One that cannot be profiled is not tried again in a round."""
+        if self.clock["profiled"]:
+            try:
+                self.worker.ask("profile")
+            except WorkerFailure as failure:
+                if not failure.alive:
+                    raise
+                self.clock["profiled"] = False
 
     def rounds(self) -> list[float]:
         """The median of every block."""
@@ -120,13 +132,21 @@ def sample_rounds(
     running, results = _calibrate(workers, timing)
     order, start = random.Random(seed), time.monotonic()
     reason: StopReason | None = None
-    while running and not reason:
+    done = 0
+
+    def turn(take: Callable[[_Series], None]) -> None:
         for case_id in order.sample(sorted(running), len(running)):
             try:
-                running[case_id].block_of_steps()
+                take(running[case_id])
             except WorkerFailure as failure:
                 results[case_id] = failure
                 del running[case_id]
+
+    while running and not reason:
+        turn(_Series.block_of_steps)
+        done += 1
+        if done in PROFILED:
+            turn(_Series.profile)
         reason = _reason(running, timing, baseline, time.monotonic() - start)
     for case_id, series in running.items():
         series.stop_reason = reason

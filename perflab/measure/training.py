@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from perflab.analyse.stats import median
 from perflab.catalogue import load_module
 from perflab.contract import Tolerance
 from perflab.measure import attribution, launches, memory
@@ -25,8 +26,6 @@ WARM_UP_STEPS = 2
 #: Steps of a block, and blocks after which a model is made anew. On a CPU turns are short, so that what slows the
 #: machine for a while slows all; on a GPU, where models have no room side by side, each block has its own.
 TURN = {"cpu": (1, 12), "cuda": (5, 1)}
-#: Steps that are profiled, and as many plain ones between them, which tell what profiling costs.
-PROFILED_STEPS = 3
 
 Named = Mapping[str, torch.Tensor]
 
@@ -69,6 +68,8 @@ class TrainingSession:
         self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
         self._batches = 0
         self._losses: list[float] = []
+        self._seconds: list[float] = []
+        self._profiles: list[attribution.Observed] = []
         self._kept: Training | None = None
         self._blocks = 0
         if task.device == "cpu":
@@ -206,7 +207,7 @@ class TrainingSession:
         """What the timer is like."""
         threads = f", {torch.get_num_threads()} threads" if self.task.device == "cpu" else ""
         timer = f"perf_counter_ns, device synchronised{threads}"
-        return {"iterations": 1, "timer": timer, "cold": False, "block": TURN[self.task.device][0]}
+        return {"iterations": 1, "timer": timer, "cold": False, "block": TURN[self.task.device][0], "profiled": True}
 
     def sample(self, count: int) -> tuple[list[float], int]:
         """Seconds of `count` steps on batches of their own, of a model that is made anew after some blocks."""
@@ -230,21 +231,33 @@ class TrainingSession:
             _synchronise(self.task.device)
             samples.append((time.perf_counter_ns() - start) * 1e-9)
             self._losses.append(loss.item())
+        self._seconds += samples
         return samples
 
-    def attribute(self) -> dict[str, Any]:
-        """Where a step's time goes: tokens, FLOPs and parts; of a step that is not native only what it is of."""
-        return self._alone(self._attribute)
+    def profile(self) -> None:
+        """Profile a step between samples, for `attribute`."""
+        training = self._kept or self._warm()
+        tokens = training.batch(0)
+        if not self._profiles:
+            attribution.observe(lambda: training.step(tokens), self.task.device)
+        self._profiles.append(attribution.observe(lambda: training.step(tokens), self.task.device))
+        if self._kept is None:
+            del training
+            self._give_back()
 
-    def _attribute(self) -> dict[str, Any]:
-        if execution(self.task.toolkit, self.task.device) != "native":
+    def attribute(self) -> dict[str, Any]:
+        """Tokens and FLOPs of a step; if steps were sampled, the parts of one that takes as long as their median."""
+
+        def told() -> dict[str, Any]:
             training = self._make(self.task.shape, seed=0)
             return Step(tokens=training.tokens, flops=training.flops).model_dump()
-        training = self._warm()
-        tokens = training.batch(0)
-        step = Step(tokens=training.tokens, flops=training.flops)
-        found = attribution.attribute(lambda: training.step(tokens), PROFILED_STEPS, self.task.device)
-        return step.model_copy(update=found).model_dump()
+
+        step = self._alone(told)
+        if not self._seconds:
+            return step
+        if not self._profiles:
+            self.profile()
+        return step | attribution.combine(self._profiles, median(self._seconds), self.task.device)
 
     def _alone(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The work's result, after its models are gone: a GPU has room for one, and other cases wait for it."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from perflab.measure.attribution import attribute
+from perflab.measure.attribution import Measured, Observed, combine, observe
 from perflab.measure.parts import AGAIN, named, part
 
 
@@ -22,6 +22,9 @@ class Again(torch.autograd.Function):
             for _ in range(20):
                 x = torch.tanh(x @ w)
         return gradient @ w.T, None
+
+
+CALL_S = 7.0
 
 
 @pytest.fixture
@@ -46,7 +49,8 @@ def seconds():
         with part("optimiser"):
             x.grad = None
 
-    found = attribute(call, 3, "cpu")
+    observe(call, "cpu")
+    found = combine([observe(call, "cpu") for _ in range(3)], CALL_S, "cpu")
     return {(one.name, one.phase): one for one in found["parts"]}
 
 
@@ -77,3 +81,35 @@ def test_parts_cost_nothing_and_mark_nothing_unless_asked_for():
     with named():
         assert isinstance(part("any"), torch.profiler.record_function)
     assert not isinstance(part("any"), torch.profiler.record_function)
+
+
+def test_parts_add_up_to_the_timed_call(seconds):
+    assert sum(one.seconds for one in seconds.values()) == pytest.approx(CALL_S)
+
+
+def test_a_machine_that_slows_down_moves_no_part():
+    """Twice as slow, profile and plain step alike: shares stay, and what profiling costs is taken off by its events."""
+    speeds = (1.0, 2.0, 1.0, 2.0, 2.0)
+    few, many, cost = 10, 1000, 1e-6
+    seen = [
+        Observed(
+            speed * 0.010,
+            {
+                ("few", "forward"): Measured(speed * (0.006 + few * cost), 3, few),
+                ("many", "forward"): Measured(speed * (0.004 + many * cost), 400, many),
+            },
+        )
+        for speed in speeds
+    ]
+    found = {one.name: one for one in combine(seen, 0.020, "cpu")["parts"]}
+    assert found["few"].seconds == pytest.approx(0.012, rel=0.1)
+    assert found["many"].seconds == pytest.approx(0.008, rel=0.1)
+    assert found["few"].seconds + found["many"].seconds == pytest.approx(0.020)
+    assert (found["few"].launches, found["many"].launches) == (3, 400)
+
+
+def test_a_part_that_only_some_calls_have_is_kept():
+    plain = Observed(1.0, {("a", "forward"): Measured(1.0, 1, 1)})
+    other = Observed(1.0, {("a", "forward"): Measured(0.5, 1, 1), ("b", "update"): Measured(0.5, 2, 1)})
+    found = {one.name: one for one in combine([plain, other, other], 4.0, "cpu")["parts"]}
+    assert (found["a"].seconds, found["b"].seconds) == pytest.approx((2.0, 2.0))

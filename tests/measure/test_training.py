@@ -5,6 +5,8 @@ import json
 import pytest
 import training_workspace
 
+from perflab.measure import sampling
+
 
 @pytest.fixture
 def steps(tmp_path):
@@ -29,9 +31,10 @@ def test_a_step_has_an_overhead_with_its_interval_and_parts_that_add_up(perflab,
     derived = deep["derived"]
     assert 0 < derived["overhead_low"] <= derived["overhead"] <= derived["overhead_high"]
     assert plain["derived"]["overhead"] is None
-    # What profiling costs is taken off, so the parts are the step as it is without; others may use the machine too.
     whole = sum(part["seconds"] for part in deep["step"]["parts"])
-    assert 0.25 < whole / deep["derived"]["latency_s"] < 4
+    assert whole == pytest.approx(deep["derived"]["latency_s"])
+    rounds = len(deep["latency"]["block_starts"])
+    assert deep["step"]["collector"] == f"torch.profiler, {sum(one <= rounds for one in sampling.PROFILED)} steps"
     seconds = {(part["name"], part["phase"]): part["seconds"] for part in deep["step"]["parts"]}
     assert seconds["layers", "forward"] > 2 * seconds["head", "forward"]
     assert seconds["layers", "backward"] > 2 * seconds["head", "backward"]
