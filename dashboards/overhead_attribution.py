@@ -16,6 +16,7 @@ import pandas
 import plotly.graph_objects as go
 
 from perflab.analyse import parts
+from perflab.analyse.steps import pairs
 from perflab.present import panels, units
 from perflab.present.figure import bare
 from perflab.record import Record
@@ -36,7 +37,7 @@ SMALL = 0.01
 
 def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figure | None:
     """A row per design and phase; None where no step was told apart."""
-    compared = list(_compared(frame))
+    compared = [pair for pair in pairs(list(frame["record"])) if parts.differences(*pair)]
     if not compared:
         return None
     launch_s = (about.get("compute") or {}).get("launch_s")
@@ -67,25 +68,6 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
         meta={"notes": [*notes, _about_launches(launch_s)]},
     )  # fmt: skip
     return figure
-
-
-def _compared(frame: pandas.DataFrame) -> Any:
-    """Every timed step with the baseline of its group."""
-    records: list[Record] = [record for record in frame["record"] if record.step and record.latency]
-    for record in records:
-        group = (record.shape, record.dtype, record.device)
-        baseline = next(
-            (
-                one
-                for one in records
-                if one.implementation == f"{one.stage}/{record.baseline}"
-                and one.stage == record.stage
-                and (one.shape, one.dtype, one.device) == group
-            ),
-            None,
-        )
-        if baseline is not None and baseline is not record and parts.differences(record, baseline):
-            yield record, baseline
 
 
 def _launches_one_by_one(record: Record) -> bool:

@@ -89,25 +89,37 @@ def _here(results: Path, given: set[str]) -> dict[str, Any]:
     """What the newest run on this machine measured, those with a product rate before those without."""
     from perflab import store
 
-    mine = [about for about in (run.about() for run in reversed(store.runs(results))) if _is_this_machine(about)]
+    mine = [about for about in (run.about() for run in reversed(store.runs(results))) if is_here(about)]
     about = next((one for one in mine if "compute" in one), mine[0] if mine else None)
     if about is None:
         raise PerflabError(f"no run in {results} measured this machine's memory: `perflab run suite` does")
-    compute, device = about.get("compute"), about["device"]
-    dtype = "bf16" if device == "cuda" else "fp32"
-    if compute is None and (missing := sorted({"peak", "launch"} - given)):
+    if about.get("compute") is None and (missing := sorted({"peak", "launch"} - given)):
         hints = {"peak": "--peak FLOP/S", "launch": "--assume launch=SECONDS"}
         raise PerflabError(
             f"run {about['run_id']} measured no {' and no '.join(missing)} of this machine: "
             f"run a suite with training steps, or give {' and '.join(hints[one] for one in missing)}"
         )
+    return _told(about, HERE)
+
+
+def of_run(about: dict[str, Any]) -> Machine | None:
+    """The machine of a run, as the run measured it; None if it did not measure all that a projection needs."""
+    if not about.get("compute") or not _bandwidth(about):
+        return None
+    return _parse(_told(about, f"that of run {about['run_id']}"), about["run_id"])
+
+
+def _told(about: dict[str, Any], name: str) -> dict[str, Any]:
+    """What the run measured of its machine, with what its hardware is."""
+    compute, device = about.get("compute"), about["device"]
+    dtype = "bf16" if device == "cuda" else "fp32"
     source = f"measured, run {about['run_id']}"
     measured = {"peak": compute["matmul"][dtype], "launch": compute["launch_s"]} if compute else {}
     hardware = about["machine"]
     memory = hardware["gpus"][0]["memory_bytes"] if device == "cuda" else hardware["memory_bytes"]
     told = {"bandwidth": _bandwidth(about), "memory": memory} | measured
     where = hardware["gpus"][0]["name"] if device == "cuda" else f"{hardware['cpu']}, {hardware['cores']} cores"
-    return {"name": HERE, "about": where, "dtype": dtype} | {
+    return {"name": name, "about": where, "dtype": dtype} | {
         key: {"value": value, "source": source} for key, value in told.items()
     }
 
@@ -117,7 +129,7 @@ def _bandwidth(about: dict[str, Any]) -> float:
     return max((one["bandwidth"] for one in about.get("ceiling") or [] if one["outside_cache"]), default=0.0)
 
 
-def _is_this_machine(about: dict[str, Any]) -> bool:
+def is_here(about: dict[str, Any]) -> bool:
     """Whether the run measured a ceiling, and on a machine like this one."""
     from perflab import machine
 

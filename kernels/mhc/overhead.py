@@ -12,9 +12,9 @@ shared out alike. mHC's own products are not added: they run while bytes move.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perflab.contract import ITEM_BYTES
 
@@ -107,12 +107,14 @@ class Variant:
     toolkit: str
     rebuilt: bool = False
     overlapped: bool = False
+    #: The implementation of stage `step` that does it so.
+    step: str = ""
 
 
 VARIANTS = {
-    "naive": Variant("eager PyTorch", "eager"),
-    "fused": Variant("fused Triton kernels", "triton"),
-    "fused + recompute": Variant("and recompute blocks", "triton", rebuilt=True),
+    "naive": Variant("eager PyTorch", "eager", step="mhc_eager"),
+    "fused": Variant("fused Triton kernels", "triton", step="mhc_triton"),
+    "fused + recompute": Variant("and recompute blocks", "triton", rebuilt=True, step="mhc_triton_recompute"),
     "fused + recompute + overlap": Variant("and overlap as assumed", "triton", rebuilt=True, overlapped=True),
 }
 PAPERS = "fused + recompute + overlap"
@@ -269,10 +271,35 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
     return Projection(model, preset, machine.name, machine.dtype, machine.memory.value, assumed).checked()
 
 
-def predict(model: str, machine: Any, **given: float) -> dict[str, float]:
-    """Overhead of every variant: what a measured run of the same model on the same machine can be held to."""
-    projection = project(model, machine, given)
-    return {variant: projection.overhead(variant) for variant in VARIANTS}
+class Held(NamedTuple):
+    """A variant's projection beside the same step as a run timed it: seconds beyond the plain step's.
+
+    utilisation  that the plain step reached, of the projection's peak
+    at_measured  overhead projected with that utilisation in place of the assumed one
+    """
+
+    variant: str
+    timed: Any
+    projected_s: float
+    utilisation: float
+    at_measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the projected seconds, over the measured."""
+        return self.projected_s / self.timed.extra_s - 1
+
+
+def held(projection: Projection, timed: Iterable[Any]) -> Iterator[Held]:
+    """The variants that were timed; timed: `perflab.analyse.steps.TimedStep`s of the projection's model and machine."""
+    by_step = {one.step: name for name, one in VARIANTS.items() if one.step}
+    for one in timed:
+        if one.implementation not in by_step or one.dtype != projection.dtype:
+            continue
+        variant = by_step[one.implementation]
+        spent = sum(projection.seconds(variant).values())
+        utilisation = one.flops / (projection.assumptions.peak * one.baseline_s)
+        yield Held(variant, one, spent, utilisation, spent / one.baseline_s)
 
 
 def sensitivity(projection: Projection, variant: str = PAPERS) -> Iterator[tuple[str, float, float, float, float]]:

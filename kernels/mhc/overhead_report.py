@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from perflab.present import units
 from perflab.present.sections import Section
 
-from .overhead import CAUSES, PAPERS, VARIANTS, Projection, believed, candidates, sensitivity, stated_fields
+from .overhead import CAUSES, PAPERS, VARIANTS, Held, Projection, believed, candidates, held, sensitivity, stated_fields
 from .traffic import PARTS, PASSES, STREAMS, Counted, rows
 
 #: The causes in words.
@@ -19,17 +19,19 @@ WORDS = {
 }  # fmt: skip
 
 
-def sections(projection: Projection) -> Iterator[Section]:
-    """Everything that the command prints, in order."""
+def sections(projection: Projection, timed: Sequence[Any] = ()) -> Iterator[Section]:
+    """Everything that the command prints, in order; timed: steps of the same model and machine, as a run has them."""
     yield _assumptions(projection)
     yield _counts(projection)
     yield _variants(projection)
+    if found := list(held(projection, timed)):
+        yield _held(projection, found)
     yield _sensitivity(projection)
     yield _beliefs(projection)
     yield _memory(projection)
 
 
-def data(projection: Projection) -> dict[str, Any]:
+def data(projection: Projection, timed: Sequence[Any] = ()) -> dict[str, Any]:
     """The same in stored units."""
     a = projection.assumptions
     assumed = {
@@ -44,6 +46,12 @@ def data(projection: Projection) -> dict[str, Any]:
         "variants": {
             name: {"seconds": projection.seconds(name), "overhead": projection.overhead(name)} for name in VARIANTS
         },
+        "measured": [
+            {"variant": one.variant, "run": one.timed.run_id, "implementation": one.timed.implementation,
+             "baseline_s": one.timed.baseline_s, "extra_s": one.timed.extra_s, "projected_extra_s": one.projected_s,
+             "error": one.error, "utilisation": one.utilisation}
+            for one in held(projection, timed)
+        ],
         "sensitivity": [
             dict(zip(("assumption", "low", "overhead_low", "high", "overhead_high"), row, strict=True))
             for row in sensitivity(projection)
@@ -136,6 +144,33 @@ def _variants(projection: Projection) -> Section:
             "and collapsing the streams at the model's ends, and splitting streams between devices.",
         ],
     )
+
+
+def _held(projection: Projection, found: Sequence[Held]) -> Section:
+    table = [
+        (one.variant, one.timed.implementation, units.seconds(one.projected_s), units.seconds(one.timed.extra_s),
+         f"{one.error:+.0%}", f"{projection.overhead(one.variant):+.1%}", f"{one.at_measured:+.1%}",
+         _measured(one.timed))
+        for one in found
+    ]  # fmt: skip
+    first = found[0]
+    return Section(
+        f"Projected beside measured, of run {first.timed.run_id}: seconds beyond the plain step, and the overhead",
+        ("variant", "measured as", "projected", "measured", "error", "overhead projected",
+         "with the plain step as measured", "overhead measured"),
+        table,
+        [
+            f"The plain step took {units.seconds(first.timed.baseline_s)}, measured, a utilisation of "
+            f"{first.utilisation:.2g}; projected at {projection.assumptions.utilisation:g} it takes "
+            f"{units.seconds(projection.baseline())}.",
+        ],
+    )  # fmt: skip
+
+
+def _measured(timed: Any) -> str:
+    if timed.overhead is None:
+        return f"{timed.extra_s / timed.baseline_s:+.1%}, no interval"
+    return f"{timed.overhead.share:+.1%} [{100 * timed.overhead.low:.1f}, {100 * timed.overhead.high:.1f}]"
 
 
 def _parameters(projection: Projection) -> float:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from perflab import machines, workspace
+from perflab.analyse import steps
 from perflab.catalogue import load_module
 from perflab.errors import PerflabError, unknown
 
@@ -48,7 +49,8 @@ def show(choice: Choice, results: Path | None, explicit: Path | None) -> None:
     rest = {key: number for key, number in choice.given.items() if key not in OF_THE_MACHINE}
     try:
         projection = overhead.project(choice.model, machine, rest, choice.link)
-        _print(report, projection, choice.format_)
+        timed = steps.newest_here(place.results, choice.model) if choice.machine == machines.HERE else []
+        _print(report, projection, timed, choice.format_)
     except ValueError as error:
         raise PerflabError(str(error)) from error
 
@@ -75,11 +77,11 @@ def _load(place: workspace.Workspace, stem: str) -> ModuleType:
     return load_module(files[0])
 
 
-def _print(report: Any, projection: Any, format_: str) -> None:
+def _print(report: Any, projection: Any, timed: list[steps.TimedStep], format_: str) -> None:
     if format_ == "json":
-        print(json.dumps(report.data(projection), indent=1))
+        print(json.dumps(report.data(projection, timed), indent=1))
         return
-    parts = list(report.sections(projection))
+    parts = list(report.sections(projection, timed))
     from perflab.present import sections
 
     if format_ == "markdown":

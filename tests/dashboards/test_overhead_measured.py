@@ -8,8 +8,8 @@ from typing import Any
 import made_records as made
 import pytest
 
-from perflab import store, workspace
-from perflab.analyse import derive, parts
+from perflab import machine, machines, store, workspace
+from perflab.analyse import derive, parts, steps
 from perflab.catalogue import load_module
 from perflab.present import pages
 from perflab.present.formats import frame
@@ -117,3 +117,61 @@ def test_the_share_explained_is_a_column(records: list[Record]) -> None:
     derived = derive.derive(records, ABOUT, derive.metrics(ROOT / "dashboards"))
     assert derived[0]["explained"] is None and derived[1]["explained"] == pytest.approx(3e-3 / (0.25 * 1.25e-2))
     assert derived[1]["flops_utilisation"] == pytest.approx(1e8 / (1.25 * 1.25e-2) / 1e11)
+
+
+def measured_machine() -> dict[str, Any]:
+    """What a run says of a machine that it has measured whole."""
+    return ABOUT | {
+        "device": "cpu", "machine": {"cpu": "a cpu", "cores": 2, "memory_bytes": 10**10},
+        "ceiling": [{"kernel": "copy", "working_set_bytes": 10**9, "outside_cache": True, "bandwidth": 2e10}],
+    }  # fmt: skip
+
+
+def test_what_was_measured_stands_beside_what_is_projected_of_the_same_model_and_machine(records: list[Record]) -> None:
+    figure = chart("overhead_held", records, measured_machine())
+    found = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data}
+    baseline, eager = (records[at].latency for at in (0, 1))
+    assert baseline and eager
+    plain = sorted(baseline.samples_s)[5:7]
+    extra = sorted(eager.samples_s)[5:7]
+    assert found["measured"]["tiny: plain step"] == pytest.approx(1e3 * sum(plain) / 2)
+    assert found["measured"]["tiny: mhc_eager adds"] == pytest.approx(1e3 * (sum(extra) - sum(plain)) / 2)
+    overhead = load_module(ROOT / "kernels" / "mhc" / "overhead.py")
+    projection = overhead.project("tiny", machines.of_run(measured_machine()))
+    assert found["projected"]["tiny: plain step"] == pytest.approx(1e3 * projection.baseline())
+    assert found["projected"]["tiny: mhc_eager adds"] == pytest.approx(1e3 * sum(projection.seconds("naive").values()))
+
+
+def test_nothing_is_held_to_a_machine_that_was_not_measured_or_to_other_sizes(records: list[Record]) -> None:
+    assert chart("overhead_held", records) is None
+    assert chart("overhead_held", records, measured_machine() | {"compute": None}) is None
+    other = [record.model_copy(update={"label": "tiny C=256"}) for record in records]
+    assert chart("overhead_held", other, measured_machine()) is None
+
+
+def test_a_step_is_compared_with_the_baseline_of_its_own_group_only(records: list[Record]) -> None:
+    wide = {record.implementation: record.model_copy(update={"shape": SIZES | {"T": 1024}}) for record in records}
+    lonely = [records[0], wide["mhc/step/mhc_eager"]]
+    assert list(steps.pairs(lonely)) == []
+    both = [record for record, _ in steps.pairs([*records, *wide.values()])]
+    assert [one.implementation for one in both] == ["mhc/step/mhc_eager", "mhc/step/hc"] * 2
+
+
+def test_the_newest_run_of_this_machine_that_timed_the_preset_is_taken(tmp_path: Path, records: list[Record]) -> None:
+    here = measured_machine() | {"machine": machine.fingerprint(ROOT)["machine"] | {"gpus": []}}
+    for name, about, held in (
+        ("20260101-000000-step-aaaa", here, records),
+        ("20260102-000000-step-bbbb", here, []),
+        ("20260103-000000-step-cccc", measured_machine(), records),
+    ):
+        run = store.Run(tmp_path / name)
+        run.folder.mkdir()
+        run.write_about(about | {"run_id": name})
+        for record in held:
+            run.append(record.model_copy(update={"run_id": name}))
+    if machine.gpus():
+        pytest.skip("runs of a machine with a GPU name it")
+    found = steps.newest_here(tmp_path, "tiny")
+    assert {one.run_id for one in found} == {"20260101-000000-step-aaaa"}
+    assert [one.implementation for one in found] == ["mhc_eager", "hc"]
+    assert steps.newest_here(tmp_path, "small") == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from perflab import machines
+from perflab.analyse import steps
 from perflab.catalogue import load_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -258,12 +259,42 @@ def machine_alone() -> machines.Machine:
     )  # fmt: skip
 
 
-def test_predictions_of_small_models_on_a_machine_alone() -> None:
-    found = OVERHEAD.predict("tiny", machine_alone(), utilisation=0.5)
-    assert list(found) == list(OVERHEAD.VARIANTS)
-    assert found["naive"] > found["fused"] > 0
+def timed(implementation: str, extra_s: float, dtype: str = "fp32") -> steps.TimedStep:
+    """A step of twice the FLOPs that the machine alone has in a second, beside a plain one of 4 s."""
+    return steps.TimedStep("a-run", implementation, dtype, 4.0 + extra_s, 4.0, 2e10, None)
+
+
+def test_a_projection_is_held_to_the_same_step_as_measured() -> None:
+    one = OVERHEAD.project("tiny", machine_alone(), {"utilisation": 0.25})
+    spent = sum(one.seconds("naive").values())
+    measured = [timed("mhc_eager", 2 * spent), timed("hc", 1.0), timed("mhc_triton", 1.0, "bf16")]
+    (found,) = OVERHEAD.held(one, measured)
+    assert (found.variant, found.timed, found.projected_s) == ("naive", measured[0], spent)
+    assert found.error == pytest.approx(-0.5)
+    assert found.utilisation == pytest.approx(0.5)
+    assert found.at_measured == pytest.approx(spent / 4.0)
+
+
+def test_the_report_has_what_was_measured_beside_what_is_projected() -> None:
+    one = OVERHEAD.project("tiny", machine_alone())
+    report = load_module(MHC / "overhead_report.py")
+    measured = [timed("mhc_eager", 2.0)]
+    assert report.data(one)["measured"] == [] and report.data(one, measured)["measured"][0]["run"] == "a-run"
+    titles = [[section.title for section in report.sections(one, told)] for told in ((), measured)]
+    assert len(titles[1]) == len(titles[0]) + 1
+    (more,) = set(titles[1]) - set(titles[0])
+    assert more.startswith("Projected beside measured, of run a-run")
+
+
+def test_variants_name_steps_that_there_are() -> None:
+    there = {path.stem for path in (ROOT / "kernels" / "mhc" / "step").glob("*.py")}
+    assert {one.step for one in OVERHEAD.VARIANTS.values() if one.step} <= there
+    assert OVERHEAD.VARIANTS[OVERHEAD.PAPERS].step == ""
+
+
+def test_on_a_machine_alone_nothing_is_cut() -> None:
     with pytest.raises(ValueError, match="no link to others"):
-        OVERHEAD.predict("tiny", machine_alone(), pipeline=2)
+        OVERHEAD.project("tiny", machine_alone(), {"pipeline": 2})
 
 
 @pytest.mark.parametrize("model", OVERHEAD.presets())
