@@ -128,7 +128,7 @@ def measured_machine() -> dict[str, Any]:
 
 
 def test_what_was_measured_stands_beside_what_is_projected_of_the_same_model_and_machine(records: list[Record]) -> None:
-    figure = chart("overhead_held", records, measured_machine())
+    figure = chart("overhead_compared", records, measured_machine())
     found = {trace.name: dict(zip(trace.y, trace.x, strict=True)) for trace in figure.data}
     baseline, eager = (records[at].latency for at in (0, 1))
     assert baseline and eager
@@ -143,10 +143,10 @@ def test_what_was_measured_stands_beside_what_is_projected_of_the_same_model_and
 
 
 def test_nothing_is_held_to_a_machine_that_was_not_measured_or_to_other_sizes(records: list[Record]) -> None:
-    assert chart("overhead_held", records) is None
-    assert chart("overhead_held", records, measured_machine() | {"compute": None}) is None
+    assert chart("overhead_compared", records) is None
+    assert chart("overhead_compared", records, measured_machine() | {"compute": None}) is None
     other = [record.model_copy(update={"label": "tiny C=256"}) for record in records]
-    assert chart("overhead_held", other, measured_machine()) is None
+    assert chart("overhead_compared", other, measured_machine()) is None
 
 
 def test_a_step_is_compared_with_the_baseline_of_its_own_group_only(records: list[Record]) -> None:
