@@ -113,7 +113,9 @@ def test_a_pipeline_learns_what_one_process_learns(tmp_path, residual, recompute
         played = [event.label for event in result.timeline if event.rank == rank]
         assert played == [*map(str, actions(moves)), "update"], "the order that is simulated is the one that ran"
     assert len(result.step_s) == 2
-    assert result.predicted_s > 0
+    # Durations measured without a neighbour tell the step of a busy machine within a factor, a quiet one's within a fifth
+    # (benchmarks/must_reach.py).
+    assert 0.5 < result.predicted_s / result.measured_s < 2
 
 
 @pytest.mark.parametrize(("residual", "schedule"), [("residual", "1F1B"), ("mhc", "1F1B"), ("mhc", "ZBVZeroBubble")])

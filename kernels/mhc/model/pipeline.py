@@ -17,7 +17,7 @@ from perflab.measure.pipeline_orders import order
 from perflab.pipeline.simulate import Durations, Event, Execution, Link, Play, simulate
 
 from .decoder import Design
-from .pipeline_stages import Job
+from .pipeline_stages import Job, label_of
 
 #: How often processes are looked at, and how long the dying of one may take to show in others.
 POLL_SECONDS = 0.05
@@ -34,9 +34,9 @@ class Result:
 
     step_s       seconds of each step but the first, of the rank that took longest
     losses       of all steps, mean over replicas
-    durations    seconds of each stage's actions, measured one rank at a time, with one thread
+    durations    seconds of each stage's actions, measured one rank at a time between the steps, with one thread
     link         measured between the first two ranks
-    processors   that the ranks' computing is worth: all that there are at once, over one alone
+    processors   that the ranks' computing is worth: how many do alone what all do at once
     timeline     measured, of the step whose time is the median; empty on a GPU
     predicted    by the simulator, from durations, link, message_bytes and processors
     replayed     by the simulator, from the means of the actions as the ranks noted them in these steps: what it makes
@@ -129,9 +129,7 @@ def read(folder: Path) -> Result:
     job = Job.from_json((folder / "job.json").read_text(encoding="utf-8"))
     rows = [_rows(folder / f"rank{rank}.jsonl") for rank in range(job.world)]
     steps = [[row for row in told if "step" in row] for told in rows]
-    alone = [_only(told, "durations") for told in rows]
-    by_stage = {int(stage): one for told in alone[: job.p] for stage, one in told.items()}
-    durations = [Durations(one["F"], one["B"], 0, update=one["update"]) for _, one in sorted(by_stage.items())]
+    durations = _rehearsed(job, rows)
     seconds = [max(row["seconds"] for row in rank) for rank in zip(*steps, strict=True)]
     losses = [
         statistics.fmean(row["loss"] for row in rank if row["loss"] is not None) for rank in zip(*steps, strict=True)
@@ -151,14 +149,27 @@ def read(folder: Path) -> Result:
     return Result(job, seconds[1:], losses, durations, link, job.message_bytes, processors, timeline, play, replay)
 
 
+def _rehearsed(job: Job, rows: list[list[dict[str, Any]]]) -> list[Durations]:
+    """Durations of each stage's actions without a neighbour: medians over the steps but the first."""
+    found: dict[int, Durations] = {}
+    for told in rows[: job.p]:
+        alone = _all(told, "alone")[1:]
+        first = min(map(int, alone[0]))
+        for stage in alone[0]:
+            forward, backward = (statistics.median(one[stage][kind] for one in alone) for kind in "FB")
+            # A rank's update is that of all its stages.
+            update = _only(told, "update") if int(stage) == first else 0.0
+            found[int(stage)] = Durations(forward, backward, 0, update=update)
+    return [one for _, one in sorted(found.items())]
+
+
 def _noted(job: Job, steps: list[list[dict[str, Any]]]) -> list[Durations]:
     """Mean durations of each stage's actions in the steps but the first; nothing where ranks note none."""
     taken: dict[tuple[int, str], list[float]] = {}
     for rank in range(job.p):
         for label, begin, end in (span for step in steps[rank][1:] for span in step["spans"]):
             # A rank's update is that of all its stages: its first stage has the rank's number.
-            found = re.fullmatch(r"(\d+)([FBIW])\d+", label)
-            key = (int(found[1]), found[2].replace("I", "B")) if found else (rank, label)
+            key = (rank, label) if label == "update" else label_of(label)
             taken.setdefault(key, []).append(end - begin)
     mean = {key: statistics.fmean(seconds) for key, seconds in taken.items()}
     stages = range(job.stages) if mean else ()
@@ -166,19 +177,25 @@ def _noted(job: Job, steps: list[list[dict[str, Any]]]) -> list[Durations]:
 
 
 def _processors(job: Job, rows: list[list[dict[str, Any]]]) -> float | None:
-    """None on GPUs, of which every rank has its own."""
+    """How many ranks' worth is done while all compute at once; None on GPUs, of which every rank has its own."""
     if job.device != "cpu":
         return None
-    sharing = [told for told in rows if any("together" in row for row in told)]
-    alone, together = (
-        sum(sum(one.values()) for told in sharing for one in _only(told, key).values())
-        for key in ("durations", "together")
-    )
-    return max(1.0, min(len(sharing), len(sharing) * alone / together))
+    rates = []
+    for told in rows:
+        alone, together = (
+            statistics.median(sum(sum(kinds.values()) for kinds in one.values()) for one in _all(told, key)[1:])
+            for key in ("alone", "together")
+        )
+        rates.append(min(1.0, alone / together))
+    return max(1.0, sum(rates))
+
+
+def _all(rows: list[dict[str, Any]], key: str) -> list[Any]:
+    return [row[key] for row in rows if key in row]
 
 
 def _only(rows: list[dict[str, Any]], key: str) -> Any:
-    return next(row[key] for row in rows if key in row)
+    return _all(rows, key)[0]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +154,14 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), target.flatten())
 
 
+def label_of(label: str) -> tuple[int, str]:
+    """Stage and kind of an action's label such as `3F0`; the input's part of a backward, I, is a whole B here."""
+    found = re.fullmatch(r"(\d+)([FBIW])\d+", label)
+    if found is None:
+        raise ValueError(f"{label!r} is no action; expected such as 3F0")
+    return int(found[1]), "B" if found[2] == "I" else found[2]
+
+
 class Share(Training):
     """The stages of a decoder that one rank trains: the whole is drawn, so that weights are those of any other cut."""
 
@@ -160,6 +169,7 @@ class Share(Training):
         super().__init__(job.shape, job.design, "fp32", job.device, job.seed)
         sites = 2 * layers_per_stage(job.shape["layers"], job.stages)
         ranks = ranks_of_stages(order(job.schedule, job.p, job.m))
+        self.rank = rank
         self.indices = [stage for stage, owner in enumerate(ranks) if owner == rank]
         self.model = nn.ModuleList(Stage(self.model, sites * stage, sites * (stage + 1)) for stage in self.indices)
         self.parameters = dict(self.model.named_parameters())

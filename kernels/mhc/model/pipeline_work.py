@@ -1,4 +1,4 @@
-"""What one process of a pipeline does: time its stages alone, measure the link, then train, step by step."""
+"""What one process of a pipeline does: measure the link, then time its stages alone and train, step by step."""
 
 import copy
 import ctypes
@@ -19,11 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from perflab.measure.pipeline_orders import STAGES_PER_RANK
+from perflab.measure.pipeline_orders import STAGES_PER_RANK, order
+from perflab.pipeline.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, actions
 
-from .pipeline_stages import Job, Share, Stage, loss_of
+from .pipeline_stages import Job, Share, label_of, loss_of
 
-#: Calls of an action that its duration is the median of, after one that is not counted.
+#: Updates that their duration is the median of, after one that is not counted.
 REPEATS = 7
 #: Messages sent to and fro, of each size; the quickest counts, the others waited for a processor.
 ROUNDS = 50
@@ -84,8 +85,8 @@ def _undivided() -> Callable[[], None]:
     return lambda: None
 
 
-def make_schedule(job: Job, share: Share, clock: Clock, group: Any) -> Any:
-    """torch's schedule on this rank's stages."""
+def make_schedule(job: Job, share: Share, clock: Clock, group: Any) -> tuple[list[TimedStage], Any]:
+    """This rank's stages, and torch's schedule on them."""
 
     def example(stage: int) -> Tensor:
         if stage == 0:
@@ -107,47 +108,83 @@ def make_schedule(job: Job, share: Share, clock: Clock, group: Any) -> Any:
         return loss
 
     kind = schedules.get_schedule_class(job.schedule)
-    return kind(stages if STAGES_PER_RANK[job.schedule] > 1 else stages[0], job.m, loss_fn=timed_loss)
+    return stages, kind(stages if STAGES_PER_RANK[job.schedule] > 1 else stages[0], job.m, loss_fn=timed_loss)
 
 
-def durations(stage: Stage, x: Tensor, target: Tensor | None, device: torch.device) -> dict[str, float]:
-    """Median seconds of the stage's actions on one micro-batch: F, and B whole."""
-    taken: dict[str, list[float]] = {"F": [], "B": []}
-    for _ in range(REPEATS + 1):
-        _synchronize(device)
-        begin = time.perf_counter()
-        out = stage(x)
-        out = out if target is None else loss_of(out, target)
-        _synchronize(device)
-        middle = time.perf_counter()
-        # As torch does it: the cotangent is there already, the input's gradient is taken off it.
-        torch.autograd.backward(out, None if target is not None else torch.ones_like(out))
-        _synchronize(device)
-        taken["F"].append(middle - begin)
-        taken["B"].append(time.perf_counter() - middle)
-        x.grad = None
-    return {kind: statistics.median(seconds[1:]) for kind, seconds in taken.items()}
+def connect(job: Job, share: Share, schedule: Any) -> None:
+    """A step that trains nothing: torch makes its connections and buffers in it."""
+    _play(job, share, schedule, share.batch(0))
+    share.begin()
 
 
-def time_alone(job: Job, share: Share) -> dict[int, dict[str, float]]:
-    """Durations of this rank's stages by stage, with `update` of all its stages under the first. Nothing is trained."""
+def _play(job: Job, share: Share, schedule: Any, batch: Tensor) -> list[Tensor]:
+    """Forward and backward of a batch by torch's schedule; gives the losses, of the last stage."""
+    losses: list[Tensor] = []
+    arguments = (batch[:, :-1],) if 0 in share.indices else ()
+    ends = {"target": batch[:, 1:], "losses": losses} if job.stages - 1 in share.indices else {}
+    schedule.step(*arguments, return_outputs=False, **ends)
+    return losses
+
+
+def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> dict[int, dict[str, float]]:
+    """Median seconds of this rank's actions by stage and kind, F and B whole, without a neighbour; nothing is trained.
+
+    Every action of the rank's order is done in its order and by torch's stage, on streams and cotangents that are there
+    already.
+    """
+    batch = share.batch(0)
+    tokens, targets = batch[:, :-1].chunk(job.m), batch[:, 1:].chunk(job.m)
+    by_index = {stage.stage_index: stage for stage in stages}
+    losses: dict[int, Tensor] = {}
+    share.begin()
+    clock.restart()
+    for stage in stages:
+        stage.clear_runtime_states()
+    for index, kind, at in actions(order(job.schedule, job.p, job.m)[share.rank]):
+        stage = by_index[index]
+        # Of its own for every micro-batch: torch receives the next step's messages into them.
+        given = torch.ones(job.message_shape, device=share.device, dtype=job.message_dtype)
+        _synchronize(share.device)
+        if kind == FORWARD:
+            if not stage.is_first:
+                stage.set_local_fwd_input(given.normal_(), at)
+            out = stage.forward_one_chunk(at, (tokens[at],), {}, save_forward_output=False)
+            if stage.is_last:
+                losses[at] = loss_of(out, targets[at])
+        elif kind == BACKWARD_WEIGHT:
+            stage.backward_weight_one_chunk(at)
+        else:
+            if not stage.is_last:
+                stage.set_local_bwd_input((given,), at)
+            loss = losses.pop(at) if stage.is_last else None
+            stage.backward_one_chunk(at, loss=loss, full_backward=kind == BACKWARD)
+        _synchronize(share.device)
+        clock.prolong()
+    share.begin()
+    return _medians(clock.spans)
+
+
+def _medians(spans: list[Any]) -> dict[int, dict[str, float]]:
+    taken: dict[int, dict[str, list[float]]] = {}
+    for label, begin, end in spans:
+        stage, kind = label_of(label)
+        taken.setdefault(stage, {}).setdefault(kind, []).append(end - begin)
+    return {stage: {kind: statistics.median(one) for kind, one in kinds.items()} for stage, kinds in taken.items()}
+
+
+def time_update(share: Share) -> float:
+    """Median seconds of an update, of a copy."""
     alike = copy.deepcopy(share)
-    tokens = alike.batch(0)[: job.shape["B"] // job.m]
-    found = {}
-    for index, stage in zip(alike.indices, alike.model, strict=True):
-        streams = torch.randn(job.message_shape, device=alike.device, dtype=job.message_dtype, requires_grad=True)
-        x = streams if index else tokens[:, :-1]
-        found[index] = durations(stage, x, tokens[:, 1:] if index == job.stages - 1 else None, alike.device)
-        found[index]["update"] = 0.0
+    for one in alike.parameters.values():
+        one.grad = torch.zeros_like(one)
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS + 1):
         _synchronize(alike.device)
         begin = time.perf_counter()
         alike.update()
         _synchronize(alike.device)
         seconds.append(time.perf_counter() - begin)
-    found[alike.indices[0]]["update"] = statistics.median(seconds[1:])
-    return found
+    return statistics.median(seconds[1:])
 
 
 def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]:
@@ -189,40 +226,38 @@ def work(job: Job, folder: Path) -> None:
             out.write(json.dumps(found) + "\n")
             out.flush()
 
-        for turn in range(job.world):
+        clock = Clock()
+        stages, schedule = make_schedule(job, share, clock, group)
+        connect(job, share, schedule)
+        tell(update=time_update(share), link=measure_link(job, group, device))
+        for step in range(job.steps):
+            # Between the steps that it foretells, as a machine's speed drifts.
+            for turn in range(job.world):
+                dist.barrier()
+                if turn == rank:
+                    tell(alone=rehearse(job, share, stages, clock))
             dist.barrier()
-            if turn == rank:
-                tell(durations=time_alone(job, share))
-        dist.barrier()
-        # Ranks that share processors: what each of them is worth when all are wanted.
-        if rank < (os.cpu_count() or 1):
-            tell(together=time_alone(job, share))
-        dist.barrier()
-        tell(link=measure_link(job, group, device))
-        _train(job, share, (group, replicas if job.replicas > 1 else None, rank // job.p), tell)
+            # Ranks that share processors: what each of them is worth when all are wanted.
+            tell(together=rehearse(job, share, stages, clock))
+            tell(step=step, **_step(job, share, schedule, clock, (step * job.replicas + rank // job.p, replicas)))
     torch.save({"weights": share.named(), "gradients": share.gradients_of_step()}, folder / f"state{rank}.pt")
 
 
-def _train(job: Job, share: Share, where: tuple[Any, Any, int], tell: Callable[..., None]) -> None:
-    group, replicas, replica = where
-    clock = Clock()
-    schedule = make_schedule(job, share, clock, group)
-    for step in range(job.steps):
-        batch = share.batch(step * job.replicas + replica)
-        losses: list[Tensor] = []
-        arguments = (batch[:, :-1],) if 0 in share.indices else ()
-        ends = {"target": batch[:, 1:], "losses": losses} if job.stages - 1 in share.indices else {}
-        dist.barrier()
-        clock.restart()
-        share.begin()
-        schedule.step(*arguments, return_outputs=False, **ends)
-        with clock.span("update"):
-            share.update(replicas)
-        _synchronize(share.device)
-        seconds = time.perf_counter() - clock.zero
-        loss = torch.stack(losses).mean().item() if losses else None
-        # On a GPU a call returns before it is done: only the step's end is known there.
-        tell(step=step, seconds=seconds, loss=loss, spans=clock.spans if share.device.type == "cpu" else [])
+def _step(job: Job, share: Share, schedule: Any, clock: Clock, where: tuple[int, Any]) -> dict[str, Any]:
+    """Train on the batch of this number; gives the step's seconds, loss and spans."""
+    index, replicas = where
+    batch = share.batch(index)
+    dist.barrier()
+    clock.restart()
+    share.begin()
+    losses = _play(job, share, schedule, batch)
+    with clock.span("update"):
+        share.update(replicas if job.replicas > 1 else None)
+    _synchronize(share.device)
+    seconds = time.perf_counter() - clock.zero
+    loss = torch.stack(losses).mean().item() if losses else None
+    # On a GPU a call returns before it is done: only the step's end is known there.
+    return {"seconds": seconds, "loss": loss, "spans": clock.spans if share.device.type == "cpu" else []}
 
 
 def _synchronize(device: torch.device) -> None:
