@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from perflab.analyse.stats import median
 from perflab.catalogue import load_module
+from perflab.contract import Unsupported
 from perflab.measure.check import Wrong
 from perflab.measure.comparison import Sums
 from perflab.measure.task import Task
@@ -45,7 +47,7 @@ class PipelineSession:
         module = load_module(task.implementation)
         self.run: Callable[..., PipelineRun] = getattr(module, task.function)
         self.convention: Mapping[str, str] = getattr(module, "CONVENTION", {})
-        self._last: PipelineRun | None = None
+        self._runs: list[PipelineRun] = []
         self._losses: list[float] = []
 
     def check(self, seeds: list[int]) -> dict[str, Any]:
@@ -85,23 +87,24 @@ class PipelineSession:
 
     def sample(self, count: int) -> tuple[list[float], int]:
         """Seconds of `count` steps, of processes that are started for them."""
-        self._last = run = self.run(self.task.shape, self.task.dtype, self.task.device, 0, count + 1)
+        run = self.run(self.task.shape, self.task.dtype, self.task.device, 0, count + 1)
+        self._runs.append(run)
         self._losses += run.losses
         return list(run.step_s), 0
 
     def attribute(self) -> dict[str, Any]:
-        """Tokens, FLOPs, the prediction, and the course of a step, of the last run. Fails: RuntimeError before one."""
-        if self._last is None:
+        """Tokens, FLOPs, the median prediction, the last run's course of a step. Fails: RuntimeError before a run."""
+        if not self._runs:
             raise RuntimeError("sample comes before attribute")
-        run = self._last
+        run, predicted_s = self._runs[-1], median([one.predicted_s for one in self._runs])
         return Step(
-            tokens=run.tokens, flops=run.flops, predicted_s=run.predicted_s, assumed=dict(run.assumed),
+            tokens=run.tokens, flops=run.flops, predicted_s=predicted_s, assumed=dict(run.assumed),
             measured=list(run.measured), predicted=list(run.predicted), collector="the ranks' own clocks; simulation",
         ).model_dump()  # fmt: skip
 
     def memory(self) -> dict[str, Any]:
-        """Fails: RuntimeError: the processes are not looked into."""
-        raise RuntimeError("a pipeline's processes are not looked into")
+        """Fails: Unsupported: the processes are not looked into."""
+        raise Unsupported("a pipeline's processes are not looked into")
 
     traffic = memory
 

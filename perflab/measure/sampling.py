@@ -18,8 +18,8 @@ from perflab.suite import Timing
 #: Rounds after which an overhead's interval is looked at. Looking after every round would stop at intervals that are
 #: narrow by chance, and miss the truth more often than they say.
 LOOKS = (8, 12, 18, 27, 40, 60, 90, 135, 200, 300)
-#: Rounds after which steps are profiled too: spread over the sampling, and not so many that they take its time.
-PROFILED = (2, 5, *LOOKS)
+#: Rounds after which steps are profiled too: spread over the sampling, and so few that they do not take its time.
+PROFILED = (2, *LOOKS[::2])
 #: Samples taken from one implementation before the next has its turn; of steps as many as their session says.
 BLOCK = 5
 

@@ -51,6 +51,7 @@ class Execution:
     preemptible      the tail does not wait for a kernel of that backward; else half the longest passes on average
     early_recompute  what a backward rebuilds is rebuilt while its cotangent is still awaited
     processors       processors that all ranks share, each computing with one; None where every rank has its own
+    message          seconds of computing that a message costs either end, as where no device carries it
     """
 
     interleaved: bool = False
@@ -59,6 +60,7 @@ class Execution:
     preemptible: bool = False
     early_recompute: bool = False
     processors: float | None = None
+    message: float = 0
 
 
 class Given(NamedTuple):
@@ -90,7 +92,7 @@ def pieces(
 ) -> Iterator[Piece]:
     """A rank's row: its moves, then its stages' updates."""
     for move in moves:
-        row = [_piece(action, durations[action.stage], ranks) for action in move]
+        row = [_piece(action, durations[action.stage], ranks, execution.message) for action in move]
         one = durations[move[-1].stage]
         rebuild = []
         if one.recompute and move[-1].kind in (BACKWARD, BACKWARD_INPUT):
@@ -129,19 +131,23 @@ def _overlap(
     yield from (*rebuild, begin, both, end) if execution.early_recompute else (begin, *rebuild, both, end)
 
 
-def _piece(action: Action, durations: Durations, ranks: Sequence[int]) -> Piece:
+def _piece(action: Action, durations: Durations, ranks: Sequence[int], message: float) -> Piece:
     stage, kind, micro_batch = action
     waits = Given(BACKWARD if kind == BACKWARD_INPUT else kind, stage, micro_batch)
     after: list[Given] = []
-    message = False
+    last = len(ranks) - 1
+    # The stages that its input comes from and its result goes to.
+    before = behind = stage
     if kind == FORWARD:
-        last = stage == len(ranks) - 1
-        after.append(Given(BACKWARD if last else FORWARD, stage if last else stage + 1, micro_batch))
-        message = ranks[after[0].stage] != ranks[stage]
-    elif kind != BACKWARD_WEIGHT and stage:
-        after.append(Given(BACKWARD, stage - 1, micro_batch))
-        message = ranks[stage - 1] != ranks[stage]
+        before, behind = max(stage - 1, 0), min(stage + 1, last)
+        after.append(Given(FORWARD if stage < last else BACKWARD, behind, micro_batch))
+    elif kind != BACKWARD_WEIGHT:
+        before, behind = min(stage + 1, last), max(stage - 1, 0)
+        if stage:
+            after.append(Given(BACKWARD, behind, micro_batch))
+    sent, received = (ranks[other] != ranks[stage] for other in (behind, before))
     if kind == BACKWARD_INPUT:
         after.append(Given(BACKWARD_WEIGHT, stage, micro_batch))
     needs = None if kind == FORWARD and not stage else waits
-    return Piece(str(action), durations.of(kind), needs, tuple(after), message)
+    work = durations.of(kind) + (sent + received) * message
+    return Piece(str(action), work, needs, tuple(after), sent)

@@ -99,7 +99,8 @@ def _check(stages: int, durations: Sequence[Durations], execution: Execution) ->
     for stage, one in enumerate(durations):
         if min(value for value in dataclasses.astuple(one) if value is not None) < 0 or one.tail > one.forward:
             raise PipelineError(f"stage {stage}: expected nothing below 0 and a tail within the forward; got {one}")
-    if not 0 <= execution.beside <= 1 or (execution.processors is not None and execution.processors <= 0):
-        raise PipelineError(f"{execution}: expected beside from 0 to 1, processors above 0")
+    processors = 1 if execution.processors is None else execution.processors
+    if not (0 <= execution.beside <= 1 and processors > 0 and execution.message >= 0):
+        raise PipelineError(f"{execution}: expected beside from 0 to 1, processors above 0, a message not below 0")
     if execution.priority_stream and execution.processors is not None:
         raise PipelineError("execution: processors are shared on a CPU, a priority stream is a GPU's; choose one")

@@ -156,6 +156,23 @@ def test_two_ranks_on_one_processor_take_turns_evenly():
     assert [event.end for event in play.timeline if event.stream == "compute"] == [2, 4]
 
 
+@pytest.mark.parametrize("p", [1, 2, 5])
+def test_a_message_that_the_ends_carry_themselves_takes_their_time(p):
+    """One micro-batch there and back: p - 1 messages each way, each at two ends."""
+    order = from_text("".join(f"{stage}F0,{stage}B0\n" for stage in range(p)))
+    assert free(order, [ONE] * p, message=7).step_s == free(order, [ONE] * p).step_s + 2 * 2 * (p - 1) * 7
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_every_message_costs_both_of_its_ends_and_nothing_else_costs(schedule):
+    p, m = 4, 8
+    order = pipeline_orders.order(schedule, p, m)
+    stages = p * pipeline_orders.STAGES_PER_RANK[schedule]
+    plain, carried = (simulate(order, [ONE] * stages, FREE, 0, Execution(message=one)) for one in (0, 7))
+    sent = sum(event.stream == "send" for event in plain.timeline)
+    assert sum(carried.busy_s) - sum(plain.busy_s) == 2 * sent * 7
+
+
 @pytest.mark.parametrize(("text", "told"), [
     ("0B0,0F0\n1F0,1B0", "rank 0 stands at 0B0, which waits for the cotangent of 1B0; rank 1 stands at 1F0, which waits for 0F0"),
     ("0F0,0B0\n1B0,1F0", "rank 1 stands at 1B0, which waits for 1F0"),
@@ -174,6 +191,7 @@ def test_an_order_that_cannot_be_played_says_what_waits_for_what(text, told):
     ({"message_bytes": -1}, "not below"),
     ({"execution": Execution(beside=2)}, "beside from 0 to 1"),
     ({"execution": Execution(processors=0)}, "processors above 0"),
+    ({"execution": Execution(message=-1)}, "a message not below 0"),
     ({"execution": Execution(processors=1, priority_stream=True)}, "choose one"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(change, told):

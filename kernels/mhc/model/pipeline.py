@@ -36,9 +36,9 @@ class Result:
     losses       of all steps, mean over replicas
     durations    seconds of each stage's actions, measured one rank at a time between the steps, with one thread
     link         measured between the first two ranks
-    processors   that the ranks' computing is worth: how many do alone what all do at once
+    execution    what the ranks share: how many processors' worth, and what of them a message takes; nothing on GPUs
     timeline     measured, of the step whose time is the median; empty on a GPU
-    predicted    by the simulator, from durations, link, message_bytes and processors
+    predicted    by the simulator, from durations, link, message_bytes and execution
     replayed     by the simulator, from the means of the actions as the ranks noted them in these steps: what it makes
                  of order and messages alone; None on a GPU
     """
@@ -49,7 +49,7 @@ class Result:
     durations: list[Durations]
     link: Link
     message_bytes: int
-    processors: float | None
+    execution: Execution
     timeline: list[Event]
     predicted: Play
     replayed: Play | None
@@ -135,25 +135,26 @@ def read(folder: Path) -> Result:
         statistics.fmean(row["loss"] for row in rank if row["loss"] is not None) for rank in zip(*steps, strict=True)
     ]
     middle = 1 + seconds[1:].index(statistics.median_low(seconds[1:]))
-    link = Link(**_only(rows[0], "link"))
-    processors = _processors(job, rows)
+    carried = _only(rows[0], "link")
+    link, execution = Link(carried["bandwidth"], carried["latency"]), _execution(job, rows)
     played = order(job.schedule, job.p, job.m)
-    play = simulate(played, durations, link, job.message_bytes, Execution(processors=processors))
+    play = simulate(played, durations, link, job.message_bytes, execution)
     noted = _noted(job, steps)
-    replay = simulate(played, noted, link, job.message_bytes) if noted else None
+    carrying = Execution(message=execution.message)
+    replay = simulate(played, noted, link, job.message_bytes, carrying) if noted else None
     timeline = [
         Event(rank, "compute", begin, end, label)
         for rank in range(job.p)
         for label, begin, end in steps[rank][middle]["spans"]
     ]
-    return Result(job, seconds[1:], losses, durations, link, job.message_bytes, processors, timeline, play, replay)
+    return Result(job, seconds[1:], losses, durations, link, job.message_bytes, execution, timeline, play, replay)
 
 
 def _rehearsed(job: Job, rows: list[list[dict[str, Any]]]) -> list[Durations]:
     """Durations of each stage's actions without a neighbour: medians over the steps but the first."""
     found: dict[int, Durations] = {}
     for told in rows[: job.p]:
-        alone = _all(told, "alone")[1:]
+        alone = [one["stages"] for one in _all(told, "alone")[1:]]
         first = min(map(int, alone[0]))
         for stage in alone[0]:
             forward, backward = (statistics.median(one[stage][kind] for one in alone) for kind in "FB")
@@ -176,18 +177,15 @@ def _noted(job: Job, steps: list[list[dict[str, Any]]]) -> list[Durations]:
     return [Durations(mean[stage, "F"], mean[stage, "B"], 0, update=mean.get((stage, "update"), 0)) for stage in stages]
 
 
-def _processors(job: Job, rows: list[list[dict[str, Any]]]) -> float | None:
-    """How many ranks' worth is done while all compute at once; None on GPUs, of which every rank has its own."""
+def _execution(job: Job, rows: list[list[dict[str, Any]]]) -> Execution:
+    """On a CPU ranks share the processors, which do less for each while all compute, and carry the messages."""
     if job.device != "cpu":
-        return None
-    rates = []
-    for told in rows:
-        alone, together = (
-            statistics.median(sum(sum(kinds.values()) for kinds in one.values()) for one in _all(told, key)[1:])
-            for key in ("alone", "together")
-        )
-        rates.append(min(1.0, alone / together))
-    return max(1.0, sum(rates))
+        return Execution()
+    alone, together = (
+        sum(one["processor_s"] for told in rows for one in _all(told, key)[1:]) for key in ("alone", "together")
+    )
+    shared = min(job.world, _only(rows[0], "processors")) * min(1.0, alone / together)
+    return Execution(processors=max(1.0, shared), message=_only(rows[0], "link")["message"])
 
 
 def _all(rows: list[dict[str, Any]], key: str) -> list[Any]:

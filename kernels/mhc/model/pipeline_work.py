@@ -126,11 +126,11 @@ def _play(job: Job, share: Share, schedule: Any, batch: Tensor) -> list[Tensor]:
     return losses
 
 
-def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> dict[int, dict[str, float]]:
-    """Median seconds of this rank's actions by stage and kind, F and B whole, without a neighbour; nothing is trained.
+def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> dict[str, Any]:
+    """This rank's actions without a neighbour: mean seconds by stage and kind, and what all took of a processor's time.
 
     Every action of the rank's order is done in its order and by torch's stage, on streams and cotangents that are there
-    already.
+    already. Nothing is trained.
     """
     batch = share.batch(0)
     tokens, targets = batch[:, :-1].chunk(job.m), batch[:, 1:].chunk(job.m)
@@ -140,6 +140,7 @@ def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> 
     clock.restart()
     for stage in stages:
         stage.clear_runtime_states()
+    begun = time.thread_time()
     for index, kind, at in actions(order(job.schedule, job.p, job.m)[share.rank]):
         stage = by_index[index]
         # Of its own for every micro-batch: torch receives the next step's messages into them.
@@ -161,15 +162,15 @@ def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> 
         _synchronize(share.device)
         clock.prolong()
     share.begin()
-    return _medians(clock.spans)
+    return {"stages": _means(clock.spans), "processor_s": time.thread_time() - begun}
 
 
-def _medians(spans: list[Any]) -> dict[int, dict[str, float]]:
+def _means(spans: list[Any]) -> dict[int, dict[str, float]]:
     taken: dict[int, dict[str, list[float]]] = {}
     for label, begin, end in spans:
         stage, kind = label_of(label)
         taken.setdefault(stage, {}).setdefault(kind, []).append(end - begin)
-    return {stage: {kind: statistics.median(one) for kind, one in kinds.items()} for stage, kinds in taken.items()}
+    return {stage: {kind: statistics.fmean(one) for kind, one in kinds.items()} for stage, kinds in taken.items()}
 
 
 def time_update(share: Share) -> float:
@@ -188,24 +189,31 @@ def time_update(share: Share) -> float:
 
 
 def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]:
-    """Bandwidth and latency between the group's first two ranks: messages to and fro, of 4 B and of the job's size."""
+    """Between the group's first two ranks, by messages to and fro of 4 B and of the job's size, as torch's stages send.
+
+    bandwidth, latency  of the quickest: the others waited for a processor
+    message             seconds of a processor that a message takes at either end, by all threads of the process
+    """
     if group.size() == 1:
-        return {"bandwidth": float("inf"), "latency": 0.0}
-    times: list[float] = []
+        return {"bandwidth": float("inf"), "latency": 0.0, "message": 0.0}
+    quickest, spent = [], 0.0
     for size in (4, job.message_bytes):
-        message = torch.zeros(size, dtype=torch.uint8, device=device)
+        message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
+        begun = time.process_time()
         for _ in range(ROUNDS):
             begin = time.perf_counter()
-            if group.rank() == 0:
-                dist.send(message, group=group, group_dst=1)
-                dist.recv(message, group=group, group_src=1)
-            elif group.rank() == 1:
-                dist.recv(message, group=group, group_src=0)
-                dist.send(message, group=group, group_dst=0)
+            if group.rank() < 2:
+                for kind in (dist.isend, dist.irecv) if group.rank() == 0 else (dist.irecv, dist.isend):
+                    one = dist.P2POp(kind, message, group=group, group_peer=1 - group.rank())
+                    for request in dist.batch_isend_irecv([one]):
+                        request.wait()
             _synchronize(device)
             times.append((time.perf_counter() - begin) / 2)
-    short, long = min(times[:ROUNDS]), min(times[ROUNDS:])
-    return {"bandwidth": job.message_bytes / max(long - short, 1e-9), "latency": short}
+        quickest.append(min(times))
+        spent = (time.process_time() - begun) / (2 * ROUNDS)
+    short, long = quickest
+    bandwidth = job.message_bytes / max(long - short, 1e-9)
+    return {"bandwidth": bandwidth, "latency": short, "message": spent if device.type == "cpu" else 0.0}
 
 
 def work(job: Job, folder: Path) -> None:
@@ -229,7 +237,7 @@ def work(job: Job, folder: Path) -> None:
         clock = Clock()
         stages, schedule = make_schedule(job, share, clock, group)
         connect(job, share, schedule)
-        tell(update=time_update(share), link=measure_link(job, group, device))
+        tell(update=time_update(share), link=measure_link(job, group, device), processors=_processors())
         for step in range(job.steps):
             # Between the steps that it foretells, as a machine's speed drifts.
             for turn in range(job.world):
@@ -258,6 +266,10 @@ def _step(job: Job, share: Share, schedule: Any, clock: Clock, where: tuple[int,
     loss = torch.stack(losses).mean().item() if losses else None
     # On a GPU a call returns before it is done: only the step's end is known there.
     return {"seconds": seconds, "loss": loss, "spans": clock.spans if share.device.type == "cpu" else []}
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _synchronize(device: torch.device) -> None:

@@ -32,7 +32,8 @@ def run(design, schedule, shape, dtype, device, seed, steps):
             "message_bytes": result.message_bytes,
             "link_bandwidth": result.link.bandwidth,
             "link_latency_s": result.link.latency,
-            "processors": result.processors or 0,
+            "processors": result.execution.processors or 0,
+            "message_s": result.execution.message,
             "bubble": result.predicted.bubble,
             "exposed_s": sum(result.predicted.exposed_s),
             # The same simulation with what the actions took in the run itself, beside the other ranks.
