@@ -130,7 +130,8 @@ class TrainingSession:
         )
         # An update by AdamW is nearly the gradient's sign: it is held to the gradients that the model itself has found.
         training.step(tokens)
-        after = reference.update(before, {n: t for n, t in _double(found).items() if n != "loss"})
+        gradients = {name: one for name, one in _double(found).items() if name != "loss"}
+        after = reference.update(before, gradients, {name: one.cpu() for name, one in training.choices().items()})
         state = training.state()
         updates = {f"update_{name}": state[name].double().cpu() - before[name] for name in after}
         errors |= self._compare(updates, {f"update_{name}": after[name] - before[name] for name in after})

@@ -165,13 +165,18 @@ def test_mistakes_are_refused():
     assert {name for name, one in errors.items() if one > 1e-2} == {"sites.theta", "sites.a", "sites.b"}
     coupled = load_module(ROOT / "step" / "wrong" / "coupled_decay.py").step(MICRO, "fp32", "cpu", 0)
     assert max(update_errors(coupled, drawn()).values()) > 0.1
+    unbalanced = load_module(ROOT / "step" / "wrong" / "unbalanced.py").step(MICRO, "fp32", "cpu", 0)
+    errors = update_errors(unbalanced, drawn())
+    assert {name for name, one in errors.items() if one > 0.1} == {
+        f"{name}.balance" for name, _ in unbalanced.model.mixtures()
+    }
 
 
 def update_errors(training, tokens):
     """By weight: how far a step's change is from the reference's, over the change."""
     before, gradients = training.state(), training.gradients(tokens)
     training.step(tokens)
-    after, expected = training.state(), REFERENCE.update(before, gradients)
+    after, expected = training.state(), REFERENCE.update(before, gradients, training.choices())
     return {name: error(after[name].double() - before[name], expected[name] - before[name]) for name in expected}
 
 

@@ -10,6 +10,7 @@ from ..read.reference import read
 EPS, READ_EPS, ITERATIONS = 1e-6, 1e-20, 20
 RATE, DECAY, ADAM_EPS = 1e-3, 0.1, 1e-20
 BETA_1, BETA_2 = 0.9, 0.95
+BALANCE_RATE = 1e-3
 
 
 def step(state, tokens, shape, residual, choices=None, slack=0.0):
@@ -46,8 +47,11 @@ def step(state, tokens, shape, residual, choices=None, slack=0.0):
     return {"loss": loss.detach().view(1), **dict(zip(weights, found, strict=True))}
 
 
-def update(before, gradients, steps=1):
-    """Weights after AdamW's first steps, each with the same gradients: decay is apart from the moments."""
+def update(before, gradients, choices, steps=1):
+    """Weights after AdamW's first steps, each with the same gradients: decay is apart from the moments.
+
+    Beside them the biases of experts, moved by a step that chose so: towards those that got less than the mean.
+    """
     after = {name: before[name].double() for name in gradients if name != "loss"}
     for name in after:
         g, w = gradients[name].double(), after[name]
@@ -58,6 +62,10 @@ def update(before, gradients, steps=1):
             toward = (first / (1 - BETA_1**t)) / ((second / (1 - BETA_2**t)).sqrt() + ADAM_EPS)
             w = w - RATE * DECAY * w - RATE * toward
         after[name] = w
+    for layer_name, chosen in choices.items():
+        name = f"{layer_name}.balance"
+        load = torch.bincount(chosen.flatten().cpu(), minlength=len(before[name])).double()
+        after[name] = before[name].double() + BALANCE_RATE * (load.mean() - load).sign()
     return after
 
 
