@@ -113,19 +113,23 @@ def _told(about: dict[str, Any], name: str) -> dict[str, Any]:
     """What the run measured of its machine, with what its hardware is."""
     compute, device = about.get("compute"), about["device"]
     dtype = "bf16" if device == "cuda" else "fp32"
-    source = f"measured, run {about['run_id']}"
+    threads = compute.get("threads") if compute else None
+    with_threads = f" with {threads} thread{'s' if threads > 1 else ''}" if threads else ""
     measured = {"peak": compute["matmul"][dtype], "launch": compute["launch_s"]} if compute else {}
     hardware = about["machine"]
     memory = hardware["gpus"][0]["memory_bytes"] if device == "cuda" else hardware["memory_bytes"]
     told = {"bandwidth": _bandwidth(about), "memory": memory} | measured
     where = hardware["gpus"][0]["name"] if device == "cuda" else f"{hardware['cpu']}, {hardware['cores']} cores"
     return {"name": name, "about": where, "dtype": dtype} | {
-        key: {"value": value, "source": source} for key, value in told.items()
+        key: {"value": value, "source": f"measured{'' if key == 'memory' else with_threads}, run {about['run_id']}"}
+        for key, value in told.items()
     }
 
 
 def _bandwidth(about: dict[str, Any]) -> float:
-    """The largest of a ceiling outside the cache, or 0."""
+    """As training steps have it, where that was measured; else the largest of a ceiling outside the cache, or 0."""
+    if as_steps := (about.get("compute") or {}).get("bandwidth"):
+        return float(as_steps)
     return max((one["bandwidth"] for one in about.get("ceiling") or [] if one["outside_cache"]), default=0.0)
 
 

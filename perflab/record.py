@@ -133,7 +133,8 @@ class Step(Strict):
 
     tokens, flops  of one step; FLOPs by the model's own count, which recomputation does not raise
     parts          where its time goes: shares by profile of steps between the timed ones, of the timed steps' median
-    profiler_s     what profiling one event takes, which the shares do not contain
+    profiler_s     what profiling one event takes, which the shares do not contain: the group's median, on a CPU
+    profile_error  how far a profiled step without that is from plain ones beside it, as a share of them
     predicted_s    a pipeline's step by simulation, which rests on what is `assumed`, by name, in stored units
     measured, predicted  the course of a pipeline's step, as its ranks noted it and as it was simulated
     """
@@ -142,6 +143,7 @@ class Step(Strict):
     flops: float
     parts: list[Part] = []
     profiler_s: float | None = None
+    profile_error: float | None = None
     predicted_s: float | None = None
     assumed: dict[str, float] = {}
     measured: list[Span] = []

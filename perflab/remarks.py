@@ -41,6 +41,14 @@ def no_parts(text: str) -> str:
     return f"time not attributed: {text}"
 
 
+def profile_off(error: float) -> str:
+    """Profiled steps are not like those that were timed."""
+    return (
+        f"profile off: profiled steps without what profiling takes are {error:+.0%} off plain ones beside them, so the "
+        "parts' shares may be off by as much; close other programs"
+    )
+
+
 def no_traffic(text: str) -> str:
     """The source could not count this case."""
     return f"bytes not counted: {text}"

@@ -94,6 +94,17 @@ def test_here_is_what_the_newest_run_on_this_machine_measured(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("no_gpu")
+def test_here_takes_the_bandwidth_that_steps_have_with_the_product_rate_that_they_have(tmp_path: Path) -> None:
+    write(tmp_path, "20260101-a", compute={"matmul": {"fp32": 1e10}, "launch_s": 1e-6, "bandwidth": 1e9, "threads": 1})
+    here = machines.load("here", tmp_path)
+    assert here.bandwidth.value == 1e9
+    assert {one.source for one in (here.bandwidth, here.peak, here.launch)} == {
+        "measured with 1 thread, run 20260101-a"
+    }
+    assert here.memory.source == "measured, run 20260101-a"
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_here_says_what_was_not_measured_and_takes_it_from_the_user(tmp_path: Path) -> None:
     with pytest.raises(PerflabError, match="measured this machine's memory"):
         machines.load("here", tmp_path)

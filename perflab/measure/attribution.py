@@ -5,7 +5,8 @@ around it. What differentiation runs belongs to the part whose forward made it: 
 its own carry the number. So the parts' seconds add up to the call.
 
 Calls are profiled between others that are timed, as a machine's speed drifts: the profile tells shares of a call, the
-timed ones how long it is.
+timed ones how long it is. How far a profiled call, without what profiling its events takes, is from plain ones beside
+it is told as the profile's error: shares may be off by as much.
 """
 
 from __future__ import annotations
@@ -83,30 +84,52 @@ class _Event:
 
 @dataclass(frozen=True)
 class Observed:
-    """A profiled call: what each part of it took, as the profile has it, beside the seconds of a plain call before."""
+    """A profiled call: what each part of it took, as the profile has it, between two plain calls' mean seconds."""
 
     plain_s: float
     parts: Mapping[Owner, Measured]
 
+    @property
+    def profiled_s(self) -> float:
+        """Seconds of all parts."""
+        return sum(part.seconds for part in self.parts.values())
+
+    @property
+    def events(self) -> int:
+        """Events that the profile noted."""
+        return sum(part.events for part in self.parts.values())
+
+    @property
+    def cost_of_event(self) -> float:
+        """Seconds that profiling an event took; below 0 where the machine became faster meanwhile."""
+        return (self.profiled_s - self.plain_s) / max(self.events, 1)
+
+    def error(self, cost: float) -> float:
+        """How far the profiled call without `cost` for each event is from the plain ones, as a share of them."""
+        return (self.profiled_s - cost * self.events) / self.plain_s - 1
+
 
 def observe(call: Callable[[], object], device: str) -> Observed:
-    """One plain call and one profiled. The first profile of a process takes longer: it is for nobody's use."""
-    plain = _seconds(call, device)
+    """One call profiled, between two plain ones. The first of a process takes longer: it is for nobody's use."""
+    before = _seconds(call, device)
     events = _profile(call, device)
+    plain = (before + _seconds(call, device)) / 2
     if device != "cuda":
         return Observed(plain, _host_parts(events))
     kernels = _device_parts(events)
-    idle = plain - sum(one.seconds for one in kernels.values())
+    # Kernels that run side by side may take longer in sum than the call.
+    idle = max(0.0, plain - sum(one.seconds for one in kernels.values()))
     return Observed(plain, {**kernels, DEVICE_WAITS: Measured(idle, 0, 0)})
 
 
-def combine(seen: Sequence[Observed], call_s: float, device: str) -> dict[str, Any]:
+def combine(seen: Sequence[Observed], call_s: float, cost: float, device: str) -> dict[str, Any]:
     """Parts of a call that takes `call_s`: of each its share of the profiled calls, the median over them.
 
-    On a CPU a part has the time of its operations, less what profiling each takes: the median over what profiled calls
-    took longer than plain ones. On CUDA it has the time of its kernels, and what the device waited stands by itself.
+    cost  seconds that profiling an event takes on a CPU, where a part has the time of its operations
+
+    On CUDA a part has the time of its kernels, which a profile does not prolong, and what the device waited stands by
+    itself.
     """
-    cost = 0.0 if device == "cuda" else max(0.0, median([_cost_of_event(one) for one in seen]))
     shares = [_shares(one.parts, cost) for one in seen]
     middle = {
         key: median([one.get(key, 0.0) for one in shares]) for key in sorted({key for one in shares for key in one})
@@ -119,22 +142,19 @@ def combine(seen: Sequence[Observed], call_s: float, device: str) -> dict[str, A
         )
         for key, share in middle.items()
     ]  # fmt: skip
-    return {"parts": parts, "profiler_s": cost, "collector": f"torch.profiler, {len(seen)} steps"}
-
-
-def _cost_of_event(one: Observed) -> float:
-    """Seconds that profiling an event took."""
-    profiled = sum(part.seconds for part in one.parts.values())
-    return (profiled - one.plain_s) / max(sum(part.events for part in one.parts.values()), 1)
+    on_host = {} if device == "cuda" else {"profiler_s": cost, "profile_error": median([o.error(cost) for o in seen])}
+    return {"parts": parts, "collector": f"torch.profiler, {len(seen)} steps", **on_host}
 
 
 def _shares(parts: Mapping[Owner, Measured], cost: float) -> dict[Owner, float]:
-    """Every part's share of the call, without the profiler's."""
-    own = {key: part.seconds - cost * part.events for key, part in parts.items()}
+    """Every part's share of the call, without the profiler's; none is less than nothing."""
+    own = {key: max(0.0, part.seconds - cost * part.events) for key, part in parts.items()}
     return {key: seconds / sum(own.values()) for key, seconds in own.items()}
 
 
 def _seconds(call: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
     call()
     if device == "cuda":
@@ -173,8 +193,8 @@ def _device_parts(events: Sequence[Any]) -> dict[Owner, Measured]:
     operations = {event.correlation: event.owner for event in owned if not event.name.startswith(("cuda", "cu"))}
     sums: dict[Owner, Measured] = defaultdict(Measured)
     for event in events:
-        # Annotations are shown on the device too.
-        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.name().startswith((PREFIX, _CALL)):
+        # Annotations, ours and those that torch makes around its optimisers' steps, are shown on the device too.
+        if event.device_type() == torch.autograd.DeviceType.CUDA and not event.is_user_annotation():
             linked = operations.get(event.linked_correlation_id())
             mine = sums[linked or calls.get(event.correlation_id(), (OTHER, "forward"))]
             mine.seconds += event.duration_ns() * 1e-9

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from perflab.measure.timing import timer
+from perflab.measure.timing import step_threads, timer
 
 SAMPLES = 7
 #: Working sets as multiples of the last-level cache: inside it, around it, well outside it.
@@ -47,11 +47,24 @@ def measure(device: str, cache_bytes: int | None) -> list[dict[str, Any]]:
     return results
 
 
-def compute(device: str) -> dict[str, Any]:
-    """The rate of large matrix products, and the cost of work too small to take time itself.
+def compute(device: str, cache_bytes: int | None) -> dict[str, Any]:
+    """What bounds a training step, with as many threads as it has: `threads`, None on a GPU.
 
-    gives  matmul: FLOP/s by dtype, of square matrices of MATMUL_SIZE; launch_s: seconds of an operation on one element
+    gives  matmul: FLOP/s by dtype, of square matrices of MATMUL_SIZE; launch_s: seconds of an operation on one element;
+           bandwidth: B/s, the larger of copy and triad outside the cache
     """
+    threads = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(step_threads())
+    try:
+        moved = [one["bandwidth"] for one in measure(device, cache_bytes) if one["outside_cache"]]
+        told = {"threads": torch.get_num_threads() if device == "cpu" else None, "bandwidth": max(moved)}
+        return told | _products(device)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _products(device: str) -> dict[str, Any]:
     rates = {}
     for dtype in ("fp32", "bf16") if device == "cuda" else ("fp32",):
         torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

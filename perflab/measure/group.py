@@ -12,7 +12,7 @@ from typing import Any
 
 from perflab import machine, remarks
 from perflab.analyse.overhead import blocks, overhead
-from perflab.analyse.stats import relative_half_width
+from perflab.analyse.stats import median, relative_half_width
 from perflab.measure.bystanders import Bystanders
 from perflab.measure.draft import Draft
 from perflab.measure.pool import Pool, Worker, WorkerFailure
@@ -28,6 +28,8 @@ UNCOUNTED = ("tilelang", "peer")
 LEAST_SHARE = 0.999
 #: Above this share of the processors, others' work makes times untrustworthy.
 BUSY_SHARE = 0.1
+#: A profiled step that is further than this from plain ones, without the profiler's share, tells less of them.
+PROFILE_ERROR = 0.1
 #: Work is started in this order, so that the long pieces do not come last.
 LONGEST_FIRST = ("compiled", "tilelang", "triton", "peer", "eager")
 
@@ -54,6 +56,7 @@ class GroupRun:
             if self._is_step:
                 outcomes = sample_rounds(workers, self.suite.timing, self.seed, self._baseline)
                 self._remark_on_overheads(timed, outcomes)
+                self._attribute_all([timed[case_id] for case_id, one in outcomes.items() if isinstance(one, Latency)])
             else:
                 outcomes = sample_group(workers, self.suite.timing, self.seed)
             share = bystanders.share()
@@ -140,7 +143,7 @@ class GroupRun:
                 self._count(draft, worker)
             self._measure_memory(draft, worker)
             if self._is_step and draft.execution != "native":
-                self._attribute(draft, worker)
+                self._describe(draft, worker)
         except WorkerFailure as failure:
             draft.fail(failure)
             return
@@ -171,15 +174,33 @@ class GroupRun:
         answer = self._ask(draft, worker, "memory", remarks.no_memory)
         draft.memory = None if answer is None else Memory.model_validate(answer)
 
-    def _attribute(self, draft: Draft, worker: Worker) -> None:
-        """Where the step's time goes."""
-        answer = self._ask(draft, worker, "attribute", remarks.no_parts)
-        draft.step = None if answer is None else Step.model_validate(answer)
+    def _describe(self, draft: Draft, worker: Worker) -> None:
+        """What a step is made of, by the model's own account."""
+        draft.step = Step.model_validate(worker.ask("describe"))
 
-    def _ask(self, draft: Draft, worker: Worker, request: str, remark: Callable[[str], str]) -> Any:
+    def _attribute_all(self, drafts: Sequence[Draft]) -> None:
+        """Where each step's time goes. What profiling an event takes is the machine's, so all profiles tell it."""
+        costs = [cost for draft in drafts if draft.worker for cost in draft.worker.ask("profiler_costs")]
+        for draft in drafts:
+            if draft.worker is None:
+                continue
+            try:
+                self._describe(draft, draft.worker)
+                found = self._ask(
+                    draft, draft.worker, "attribute", remarks.no_parts, profiler_s=max(0.0, median(costs or [0.0]))
+                )
+            except WorkerFailure as failure:
+                draft.fail(failure)
+                continue
+            if found and draft.step:
+                draft.step = Step.model_validate(draft.step.model_dump() | found)
+                if abs(draft.step.profile_error or 0.0) > PROFILE_ERROR:
+                    draft.remarks.append(remarks.profile_off(draft.step.profile_error or 0.0))
+
+    def _ask(self, draft: Draft, worker: Worker, request: str, remark: Callable[[str], str], **arguments: Any) -> Any:
         """The answer; None, with a remark, if there is none. Fails: WorkerFailure if the worker died of it."""
         try:
-            return worker.ask(request)
+            return worker.ask(request, **arguments)
         except WorkerFailure as failure:
             if not failure.alive:
                 raise
@@ -228,13 +249,9 @@ class GroupRun:
             draft.fail(outcome)
             self._emit(draft)
             return
-        if self._is_step and draft.worker:
-            try:
-                self._attribute(draft, draft.worker)
-            except WorkerFailure as failure:
-                draft.fail(failure)
-                self._emit(draft)
-                return
+        if draft.status != "passed":
+            self._emit(draft)
+            return
         # Steps of one block share a model and its place in memory: the blocks are what varies independently.
         independent = blocks(outcome) if self._is_step else outcome.samples_s
         width, wanted = relative_half_width(independent), self.suite.timing.half_width

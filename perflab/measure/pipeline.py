@@ -22,7 +22,7 @@ from perflab.training import PipelineStage
 class PipelineRun:
     """What a run of a pipeline leaves.
 
-    step_s       seconds of every step but the first, in which connections are made
+    step_s       seconds of every step but the first
     losses       of all steps
     predicted_s  seconds of a step, by simulation from what was measured of the parts
     measured, predicted  the course of one step: rank, stream, begin and end in seconds, and what ran
@@ -92,15 +92,23 @@ class PipelineSession:
         self._losses += run.losses
         return list(run.step_s), 0
 
-    def attribute(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Tokens, FLOPs, the median prediction, the last run's course of a step. Fails: RuntimeError before a run."""
         if not self._runs:
-            raise RuntimeError("sample comes before attribute")
+            raise RuntimeError("sample comes before describe")
         run, predicted_s = self._runs[-1], median([one.predicted_s for one in self._runs])
         return Step(
             tokens=run.tokens, flops=run.flops, predicted_s=predicted_s, assumed=dict(run.assumed),
             measured=list(run.measured), predicted=list(run.predicted), collector="the ranks' own clocks; simulation",
         ).model_dump()  # fmt: skip
+
+    def profiler_costs(self) -> list[float]:
+        """None: nothing is profiled."""
+        return []
+
+    def attribute(self, profiler_s: float) -> dict[str, Any]:  # noqa: ARG002
+        """Nothing beyond what `describe` says: the ranks note their own courses."""
+        return {}
 
     def memory(self) -> dict[str, Any]:
         """Fails: Unsupported: the processes are not looked into."""

@@ -55,14 +55,9 @@ class _Series:
         self.samples += taken
 
     def profile(self) -> None:
-        """A step told apart, if the case's are. One that cannot be profiled is not tried again in a round."""
+        """A step told apart, if the case's are."""
         if self.clock["profiled"]:
-            try:
-                self.worker.ask("profile")
-            except WorkerFailure as failure:
-                if not failure.alive:
-                    raise
-                self.clock["profiled"] = False
+            self.worker.ask("profile")
 
     def rounds(self) -> list[float]:
         """The median of every block."""
@@ -127,7 +122,8 @@ def sample_rounds(
 ) -> dict[str, Latency | WorkerFailure]:
     """As `sample_group`, in rounds of one block each, until every overhead over the case `baseline` is known.
 
-    All cases have a block in every round and stop together: what slows a round slows all of it.
+    All cases have a block in every round and stop together: what slows a round slows all of it. The worker
+    of one that fails is closed at once, so that others have its memory.
     """
     running, results = _calibrate(workers, timing)
     order, start = random.Random(seed), time.monotonic()
@@ -140,7 +136,7 @@ def sample_rounds(
                 take(running[case_id])
             except WorkerFailure as failure:
                 results[case_id] = failure
-                del running[case_id]
+                running.pop(case_id).worker.close()
 
     while running and not reason:
         turn(_Series.block_of_steps)

@@ -156,8 +156,8 @@ def measure_ceiling(device: str) -> list[dict[str, Any]]:
 
 
 def measure_compute(device: str) -> dict[str, Any]:
-    """The matrix product rate and the launch cost of `device`."""
-    return ceiling.compute(device)
+    """The bandwidth, matrix product rate and launch cost of `device` for training steps."""
+    return ceiling.compute(device, machine.last_level_cache_bytes())
 
 
 def measure_noise(device: str, samples: int) -> dict[str, float]:

@@ -91,6 +91,16 @@ class CudaTimer:
         return samples
 
 
+def step_threads() -> int:
+    """Threads of a step on a CPU: half of those that torch would take.
+
+    A step has thousands of small operations. With a thread for every processor each of them waits for the one that was
+    disturbed, and two checks side by side for each other.
+    """
+    threads: int = torch.get_num_threads()
+    return max(1, threads // 2)
+
+
 def timer(call: Callable[[], object], device: str) -> CpuTimer | CudaTimer:
     """The timer for a device."""
     return CudaTimer(call) if device == "cuda" else CpuTimer(call)

@@ -195,7 +195,7 @@ def test_a_step_is_adamw_on_fp32_weights(residual, dtype):
 def test_several_updates_are_torchs():
     generator = torch.Generator().manual_seed(0)
     weight, gradient = (torch.randn(50, dtype=torch.float64, generator=generator) for _ in range(2))
-    ours = REFERENCE.update({"w": weight}, {"loss": gradient[:1], "w": gradient}, steps=3)
+    ours = REFERENCE.update({"w": weight}, {"loss": gradient[:1], "w": gradient}, choices={}, steps=3)
     theirs = weight.clone()
     theirs.grad = gradient
     optimiser = torch.optim.AdamW([theirs], **TRAINING.OPTIMISER)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from perflab.measure.attribution import Measured, Observed, combine, observe
-from perflab.measure.parts import AGAIN, named, part
+from perflab.measure.attribution import Measured, Observed, _device_parts, combine, observe
+from perflab.measure.parts import AGAIN, PREFIX, named, part
 
 
 class Again(torch.autograd.Function):
@@ -50,7 +50,7 @@ def seconds():
             x.grad = None
 
     observe(call, "cpu")
-    found = combine([observe(call, "cpu") for _ in range(3)], CALL_S, "cpu")
+    found = combine([observe(call, "cpu") for _ in range(3)], CALL_S, 0.0, "cpu")
     return {(one.name, one.phase): one for one in found["parts"]}
 
 
@@ -83,33 +83,89 @@ def test_parts_cost_nothing_and_mark_nothing_unless_asked_for():
     assert not isinstance(part("any"), torch.profiler.record_function)
 
 
-def test_parts_add_up_to_the_timed_call(seconds):
+COST = 1e-6
+
+
+def profiled(speed=1.0, plain_s=0.010):
+    """A step of 10 ms in a part of 10 events and one of 1000, of which each takes COST; `speed` slows all of it."""
+    few, many = 10, 1000
+    parts = {
+        ("few", "forward"): Measured(speed * (0.006 + few * COST), 3, few),
+        ("many", "forward"): Measured(speed * (0.004 + many * COST), 400, many),
+    }
+    return Observed(speed * plain_s, parts)
+
+
+def test_a_profile_is_all_of_the_call(seconds):
+    """In the made call nothing runs outside the marked parts but what sums up and starts differentiation."""
+    other = sum(one.seconds for (name, _), one in seconds.items() if name == "other")
     assert sum(one.seconds for one in seconds.values()) == pytest.approx(CALL_S)
+    assert other < 0.25 * CALL_S
 
 
 def test_a_machine_that_slows_down_moves_no_part():
     """Twice as slow, profile and plain step alike: shares stay, and what profiling costs is taken off by its events."""
-    speeds = (1.0, 2.0, 1.0, 2.0, 2.0)
-    few, many, cost = 10, 1000, 1e-6
-    seen = [
-        Observed(
-            speed * 0.010,
-            {
-                ("few", "forward"): Measured(speed * (0.006 + few * cost), 3, few),
-                ("many", "forward"): Measured(speed * (0.004 + many * cost), 400, many),
-            },
-        )
-        for speed in speeds
+    seen = [profiled(speed) for speed in (1.0, 2.0, 1.0, 2.0, 2.0)]
+    found = combine(seen, 0.020, COST, "cpu")
+    parts = {one.name: one for one in found["parts"]}
+    assert parts["few"].seconds == pytest.approx(0.012, rel=0.1)
+    assert parts["many"].seconds == pytest.approx(0.008, rel=0.1)
+    assert (parts["few"].launches, parts["many"].launches) == (3, 400)
+    assert abs(found["profile_error"]) < 0.1 and found["profiler_s"] == COST
+
+
+def test_what_profiling_an_event_takes_is_told_by_every_profile():
+    assert profiled().cost_of_event == pytest.approx(COST)
+    assert profiled(plain_s=0.02).cost_of_event < 0
+
+
+def test_a_profile_that_is_no_like_the_plain_step_says_by_how_much():
+    found = combine([profiled(plain_s=0.008)], 0.020, COST, "cpu")
+    assert found["profile_error"] == pytest.approx(0.25)
+
+
+def test_no_part_takes_less_than_nothing():
+    found = combine([profiled()], 0.020, 10 * COST, "cpu")
+    assert {one.name: one.seconds for one in found["parts"]} == pytest.approx({"few": 0.020, "many": 0.0})
+
+
+class Noted:
+    """As much of a profile's event as is asked for; no GPU is at hand whose profile could be taken."""
+
+    def __init__(self, name, start, end, device="CPU", correlation=0, linked=0, annotation=False):
+        self.values = {
+            "name": name, "start_ns": start, "end_ns": end, "duration_ns": end - start, "start_thread_id": 1,
+            "sequence_nr": -1, "correlation_id": correlation, "linked_correlation_id": linked,
+            "device_type": getattr(torch.autograd.DeviceType, device), "is_user_annotation": annotation,
+        }  # fmt: skip
+
+    def __getattr__(self, name):
+        return lambda: self.values[name]
+
+
+def test_kernels_belong_to_what_launched_them_and_annotations_are_none():
+    events = [
+        Noted("perflab call", 0, 1000),
+        Noted(PREFIX + "heavy", 0, 500),
+        Noted("aten::mm", 10, 90, correlation=1),
+        Noted("cudaLaunchKernel", 20, 30, correlation=7),
+        Noted("Optimizer.step#AdamW.step", 600, 900, annotation=True),
+        Noted(PREFIX + "optimiser", 600, 900),
+        Noted("cuLaunchKernelEx", 700, 710, correlation=9),
+        Noted("gemm", 100, 400, "CUDA", correlation=7, linked=1),
+        Noted("triton_kernel", 720, 800, "CUDA", correlation=9),
+        Noted("Optimizer.step#AdamW.step", 720, 800, "CUDA", annotation=True),
+        Noted(PREFIX + "heavy", 100, 400, "CUDA", annotation=True),
+        Noted("strange", 900, 910, "CUDA", correlation=99),
     ]
-    found = {one.name: one for one in combine(seen, 0.020, "cpu")["parts"]}
-    assert found["few"].seconds == pytest.approx(0.012, rel=0.1)
-    assert found["many"].seconds == pytest.approx(0.008, rel=0.1)
-    assert found["few"].seconds + found["many"].seconds == pytest.approx(0.020)
-    assert (found["few"].launches, found["many"].launches) == (3, 400)
+    found = _device_parts(events)
+    assert {key: (round(1e9 * one.seconds), one.launches) for key, one in found.items()} == {
+        ("heavy", "forward"): (300, 1), ("optimiser", "update"): (80, 1), ("other", "forward"): (10, 1),
+    }  # fmt: skip
 
 
 def test_a_part_that_only_some_calls_have_is_kept():
     plain = Observed(1.0, {("a", "forward"): Measured(1.0, 1, 1)})
     other = Observed(1.0, {("a", "forward"): Measured(0.5, 1, 1), ("b", "update"): Measured(0.5, 2, 1)})
-    found = {one.name: one for one in combine([plain, other, other], 4.0, "cpu")["parts"]}
+    found = {one.name: one for one in combine([plain, other, other], 4.0, 0.0, "cpu")["parts"]}
     assert (found["a"].seconds, found["b"].seconds) == pytest.approx((2.0, 2.0))
