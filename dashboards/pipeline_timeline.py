@@ -85,7 +85,7 @@ def projected() -> Iterator[Panel]:
 
 
 def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
-    """Steps of the run's own pipelines: measured, then simulated from the durations measured alone."""
+    """Steps of the run's own pipelines: measured, then simulated from what ranks took one at a time."""
     if "record" not in frame:
         return
     for case in frame.itertuples(index=False):
@@ -95,7 +95,7 @@ def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
         name = f"{case.implementation} {case.shape}"
         if step.measured:
             yield [f"measured: {panels.clip(name, _WIDTH - 10)}"], [tuple(span) for span in step.measured]
-        words = f"{units.seconds(step.predicted_s)}, from durations and a link that were measured alone"
+        words = f"{units.seconds(step.predicted_s)}, from what ranks took one at a time, and one message"
         yield [f"simulated: {panels.clip(name, _WIDTH - 11)}", words], [tuple(span) for span in step.predicted]
 
 

@@ -135,7 +135,10 @@ class Step(Strict):
     parts          where its time goes: shares by profile of steps between the timed ones, of the timed steps' median
     profiler_s     what profiling one event takes, which the shares do not contain: the group's median, on a CPU
     profile_error  how far a profiled step without that is from plain ones beside it, as a share of them
-    predicted_s    a pipeline's step by simulation, which rests on what is `assumed`, by name, in stored units
+    predicted_s    a pipeline's step by simulation, which rests on what is `assumed`, by name, in stored units, of the
+                   last of the runs that predicted_s is the median of
+    simulated      what else that run's simulation gave: bubble, exposed_s, and replayed_s, the step that it makes of
+                   what the actions took in the run itself
     measured, predicted  the course of a pipeline's step, as its ranks noted it and as it was simulated
     """
 
@@ -146,6 +149,7 @@ class Step(Strict):
     profile_error: float | None = None
     predicted_s: float | None = None
     assumed: dict[str, float] = {}
+    simulated: dict[str, float] = {}
     measured: list[Span] = []
     predicted: list[Span] = []
     collector: str = ""

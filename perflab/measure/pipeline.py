@@ -27,6 +27,7 @@ class PipelineRun:
     predicted_s  seconds of a step, by simulation from what was measured of the parts
     measured, predicted  the course of one step: rank, stream, begin and end in seconds, and what ran
     assumed      what the prediction rests on, by name, in stored units
+    simulated    what else the simulation gave, likewise
     """
 
     step_s: Sequence[float]
@@ -37,6 +38,7 @@ class PipelineRun:
     measured: Sequence[Span]
     predicted: Sequence[Span]
     assumed: Mapping[str, float]
+    simulated: Mapping[str, float]
 
 
 class PipelineSession:
@@ -99,7 +101,8 @@ class PipelineSession:
         run, predicted_s = self._runs[-1], median([one.predicted_s for one in self._runs])
         return Step(
             tokens=run.tokens, flops=run.flops, predicted_s=predicted_s, assumed=dict(run.assumed),
-            measured=list(run.measured), predicted=list(run.predicted), collector="the ranks' own clocks; simulation",
+            simulated=dict(run.simulated), measured=list(run.measured), predicted=list(run.predicted),
+            collector="the ranks' own clocks; simulation",
         ).model_dump()  # fmt: skip
 
     def profiler_costs(self) -> list[float]:

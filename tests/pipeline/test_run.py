@@ -8,6 +8,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -17,12 +18,14 @@ import torch
 
 from perflab.catalogue import load_module
 from perflab.measure import pipeline_orders
-from perflab.pipeline.actions import actions
+from perflab.pipeline.actions import actions, from_text
+from perflab.pipeline.simulate import Durations, Execution, Link, simulate
 from tests.conftest import ROOT
 
 MODEL = ROOT / "kernels" / "mhc" / "model"
-pipeline, stages, decoder, training = (
-    load_module(MODEL / f"{stem}.py") for stem in ("pipeline", "pipeline_stages", "decoder", "training")
+pipeline, stages, work, decoder, training = (
+    load_module(MODEL / f"{stem}.py")
+    for stem in ("pipeline", "pipeline_stages", "pipeline_work", "decoder", "training")
 )
 SHAPE = {
     "layers": 4, "C": 32, "ffn": 16, "routed": 4, "active": 2, "shared": 1, "heads": 2, "head_dim": 8, "kv_rank": 16,
@@ -112,18 +115,25 @@ def test_a_pipeline_learns_what_one_process_learns(tmp_path, residual, recompute
     for rank, moves in enumerate(pipeline_orders.order(schedule, p, m)):
         played = [event.label for event in result.timeline if event.rank == rank]
         assert played == [*map(str, actions(moves)), "update"], "the order that is simulated is the one that ran"
-    assert len(result.step_s) == 2
-    # Durations measured without a neighbour tell the step of a busy machine within a factor, a quiet one's within a fifth
-    # (benchmarks/must_reach.py).
-    assert 0.5 < result.predicted_s / result.measured_s < 2
+    assert len(result.step_s) == 2 and len(result.durations) == result.job.stages
 
 
 @pytest.mark.parametrize(("residual", "schedule"), [("residual", "1F1B"), ("mhc", "1F1B"), ("mhc", "ZBVZeroBubble")])
 def test_the_simulator_makes_the_measured_step_of_the_measured_actions(residual, schedule):
-    """Within a fifth, however busy the machine is: the actions were noted in the very steps that are foretold."""
+    """Within a fifth of the steps in which the actions were noted, and within a factor of two from rehearsals.
+
+    Others on the machine can only spoil that, so one of three runs has to show it. What a quiet machine shows of
+    rehearsals, a fifth, is measured by benchmarks/must_reach.py.
+    """
     shape = {**load_module(MODEL / "presets.py").presets()["tiny"].shape(), "n": 4}
-    result = pipeline.run(shape, decoder.Design(residual), schedule, 2, 4, steps=6)
-    assert result.replayed.step_s == pytest.approx(statistics.fmean(result.step_s), rel=0.2)
+    off = []
+    for _ in range(3):
+        result = pipeline.run(shape, decoder.Design(residual), schedule, 2, 4, steps=6)
+        replayed = result.replayed.step_s / statistics.fmean(result.step_s)
+        off.append((replayed, result.predicted_s / result.measured_s))
+        if abs(replayed - 1) < 0.2 and 0.5 < off[-1][1] < 2:
+            return
+    pytest.fail(f"replayed and predicted over measured: {off}")
 
 
 def test_replicas_under_torchrun_learn_from_all_their_batches(tmp_path):
@@ -186,6 +196,45 @@ def test_a_killed_rank_is_named_the_others_end_and_what_was_measured_is_kept(tmp
     assert ranks_of(tmp_path) == []
     kept = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
     assert [row["step"] for row in kept if "step" in row][:3] == [0, 1, 2]
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    """Steps of two runs in one file would be read as one's."""
+    (tmp_path / "rank0.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match=r"rank0.jsonl is there already"):
+        pipeline.run(SHAPE, decoder.Design("mhc"), "1F1B", 2, 2, folder=tmp_path)
+    assert (tmp_path / "rank0.jsonl").read_text() == '{"step": 0}\n'
+
+
+def test_a_temporary_folder_goes_with_its_run_and_stays_when_a_rank_dies(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    pipeline.run(SHAPE, decoder.Design("residual"), "1F1B", 1, 1, steps=2)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(pipeline.RankDied) as died:
+        pipeline.run(SHAPE | {"C": 2**20}, decoder.Design("residual"), "1F1B", 1, 1)
+    (kept,) = tmp_path.iterdir()
+    assert str(died.value).endswith(f"see {kept}") and "Traceback" in (kept / "rank0.log").read_text()
+
+
+@pytest.mark.parametrize(("ends", "between"), [(1e-5, 3e-5), (0.0, 1e-4), (5e-5, 0.0)])
+def test_a_message_to_and_fro_is_simulated_as_it_was_measured(ends, between):
+    """One forward there and one cotangent back, around work of no length."""
+    size, bandwidth = 10**6, 1e10
+    carried = [2 * ends + between, 2 * ends + between + (size / bandwidth if between else 0)]
+    link = work.link_of(carried, [ends, ends], size)
+    assert link["message"] == ends
+    play = simulate(
+        from_text("0F0,0B0\n1F0,1B0"), [Durations(0, 0, 0)] * 2, Link(link["bandwidth"], link["latency"]), size,
+        Execution(message=link["message"]),
+    )  # fmt: skip
+    assert play.step_s == pytest.approx(2 * carried[1])
+
+
+def test_ends_that_work_at_once_leave_nothing_for_the_link():
+    assert work.link_of([1e-5, 2e-5], [1e-5, 2e-5], 100) == {
+        "bandwidth": float("inf"), "latency": 0.0, "message": 2e-5
+    }  # fmt: skip
 
 
 def test_ranks_do_not_outlive_who_started_them(tmp_path):

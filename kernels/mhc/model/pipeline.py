@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,12 +33,13 @@ class RankDied(RuntimeError):
 class Result:
     """What was measured of a pipeline, and predicted.
 
-    step_s       seconds of each step but the first, of the rank that took longest
+    step_s       seconds of each step but the first, of the rank that took longest since it left the barrier before
     losses       of all steps, mean over replicas
-    durations    seconds of each stage's actions, measured one rank at a time between the steps, with one thread
-    link         measured between the first two ranks
+    durations    seconds of each stage's actions and update, measured one rank at a time between the steps, one thread
+    link         measured between the first two ranks, less what their processors did for it
     execution    what the ranks share: how many processors' worth, and what of them a message takes; nothing on GPUs
-    timeline     measured, of the step whose time is the median; empty on a GPU
+    timeline     measured, of the step whose time is the median; empty on a GPU. Each rank's seconds since it left the
+                 barrier before the step: ranks leave it at nearly one time
     predicted    by the simulator, from durations, link, message_bytes and execution
     replayed     by the simulator, from the means of the actions as the ranks noted them in these steps: what it makes
                  of order and messages alone; None on a GPU
@@ -81,20 +83,35 @@ def run(
 
     folder  where the ranks append what they measure, step by step; a temporary one if none is given
 
-    Fails: ValueError for a job that there cannot be; RankDied, naming the rank, if a process ends early or time is up.
+    Fails: ValueError for a job that there cannot be, or a folder that holds another's; RankDied, naming the rank, if a
+    process ends early or time is up.
     """
     job = Job(dict(shape), design, schedule, p, m, steps, **options)
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="pipeline-") as temporary:
-            launch(job, Path(temporary), timeout_s)
-            return read(Path(temporary))
+        return _run_in(Path(tempfile.mkdtemp(prefix="pipeline-")), job, timeout_s)
     launch(job, folder, timeout_s)
     return read(folder)
+
+
+def _run_in(temporary: Path, job: Job, timeout_s: float) -> Result:
+    """A run whose folder goes with it; after the death of a rank it stays, as the message points there."""
+    died = False
+    try:
+        launch(job, temporary, timeout_s)
+        return read(temporary)
+    except RankDied:
+        died = True
+        raise
+    finally:
+        if not died:
+            shutil.rmtree(temporary)
 
 
 def launch(job: Job, folder: Path, timeout_s: float) -> None:
     """Start a process per rank and wait until all are through; none outlives this call, or this process."""
     folder.mkdir(parents=True, exist_ok=True)
+    if left := sorted(folder.glob("rank*")):
+        raise ValueError(f"{left[0]} is there already: another pipeline ran in this folder; give a new one")
     (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="pipeline-") as meeting:
         environment = {
@@ -154,12 +171,12 @@ def _rehearsed(job: Job, rows: list[list[dict[str, Any]]]) -> list[Durations]:
     """Durations of each stage's actions without a neighbour: medians over the steps but the first."""
     found: dict[int, Durations] = {}
     for told in rows[: job.p]:
-        alone = [one["stages"] for one in _all(told, "alone")[1:]]
-        first = min(map(int, alone[0]))
-        for stage in alone[0]:
-            forward, backward = (statistics.median(one[stage][kind] for one in alone) for kind in "FB")
+        alone = _all(told, "alone")[1:]
+        first = min(map(int, alone[0]["stages"]))
+        for stage in alone[0]["stages"]:
+            forward, backward = (statistics.median(one["stages"][stage][kind] for one in alone) for kind in "FB")
             # A rank's update is that of all its stages.
-            update = _only(told, "update") if int(stage) == first else 0.0
+            update = statistics.median(one["update"] for one in alone) if int(stage) == first else 0.0
             found[int(stage)] = Durations(forward, backward, 0, update=update)
     return [one for _, one in sorted(found.items())]
 

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class Job:
 
     shape      a preset's sizes, and n; B sequences for each replica
     schedule   1F1B, ZBVZeroBubble or DualPipeV
-    steps      the first is not counted as measured: connections are made in it
+    steps      the first is not counted as measured: it warms up
 
     Fails: ValueError for stages that do not divide the layers, or micro-batches that do not divide the sequences.
     """
@@ -198,6 +199,23 @@ class Share(Training):
         for mixture, load in loads:
             mixture.load = load
             mixture.rebalance()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Updates made inside are taken back; meanwhile weights, biases and moments are kept in the host's memory."""
+
+        def tensors() -> list[Tensor]:
+            moments = [one for of_weight in self.optimiser.state.values() for one in of_weight.values()]
+            return [*self._state().values(), *moments]
+
+        before, started = [one.detach().to("cpu", copy=True) for one in tensors()], bool(self.optimiser.state)
+        yield
+        if not started:
+            self.optimiser.state.clear()
+        with torch.no_grad():
+            for one, value in zip(tensors(), before, strict=True):
+                one.copy_(value)
+            self._round()
 
     def named(self) -> dict[str, Tensor]:
         """fp32 weights and balances by their stage and the whole decoder's names; of stacked ones the stage's rows."""

@@ -1,6 +1,5 @@
 """What one process of a pipeline does: measure the link, then time its stages alone and train, step by step."""
 
-import copy
 import ctypes
 import json
 import os
@@ -24,8 +23,6 @@ from perflab.pipeline.actions import BACKWARD, BACKWARD_WEIGHT, FORWARD, actions
 
 from .pipeline_stages import Job, Share, label_of, loss_of
 
-#: Updates that their duration is the median of, after one that is not counted.
-REPEATS = 7
 #: Messages sent to and fro, of each size; the quickest counts, the others waited for a processor.
 ROUNDS = 50
 #: How long a rank waits for another before it gives up; less than whoever waits for all of them.
@@ -127,10 +124,11 @@ def _play(job: Job, share: Share, schedule: Any, batch: Tensor) -> list[Tensor]:
 
 
 def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> dict[str, Any]:
-    """This rank's actions without a neighbour: mean seconds by stage and kind, and what all took of a processor's time.
+    """This rank's step without its messages: mean seconds of actions by stage and kind, the update's, and what all took
+    of a processor's time.
 
     Every action of the rank's order is done in its order and by torch's stage, on streams and cotangents that are there
-    already. Nothing is trained.
+    already; then the update, which is taken back.
     """
     batch = share.batch(0)
     tokens, targets = batch[:, :-1].chunk(job.m), batch[:, 1:].chunk(job.m)
@@ -161,8 +159,16 @@ def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> 
             stage.backward_one_chunk(at, loss=loss, full_backward=kind == BACKWARD)
         _synchronize(share.device)
         clock.prolong()
+    stages, spent = _means(clock.spans), time.thread_time() - begun
+    with share.kept():
+        begun = time.thread_time()
+        with clock.span("update"):
+            share.update()
+            _synchronize(share.device)
+        spent += time.thread_time() - begun
     share.begin()
-    return {"stages": _means(clock.spans), "processor_s": time.thread_time() - begun}
+    _, begin, end = clock.spans[-1]
+    return {"stages": stages, "update": end - begin, "processor_s": spent}
 
 
 def _means(spans: list[Any]) -> dict[int, dict[str, float]]:
@@ -173,30 +179,11 @@ def _means(spans: list[Any]) -> dict[int, dict[str, float]]:
     return {stage: {kind: statistics.fmean(one) for kind, one in kinds.items()} for stage, kinds in taken.items()}
 
 
-def time_update(share: Share) -> float:
-    """Median seconds of an update, of a copy."""
-    alike = copy.deepcopy(share)
-    for one in alike.parameters.values():
-        one.grad = torch.zeros_like(one)
-    seconds = []
-    for _ in range(REPEATS + 1):
-        _synchronize(alike.device)
-        begin = time.perf_counter()
-        alike.update()
-        _synchronize(alike.device)
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[1:])
-
-
 def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]:
-    """Between the group's first two ranks, by messages to and fro of 4 B and of the job's size, as torch's stages send.
-
-    bandwidth, latency  of the quickest: the others waited for a processor
-    message             seconds of a processor that a message takes at either end, by all threads of the process
-    """
+    """Between the group's first two ranks, by messages to and fro of 4 B and of the job's size, sent as torch does."""
     if group.size() == 1:
         return {"bandwidth": float("inf"), "latency": 0.0, "message": 0.0}
-    quickest, spent = [], 0.0
+    quickest, spent = [], []
     for size in (4, job.message_bytes):
         message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
         begun = time.process_time()
@@ -210,10 +197,20 @@ def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]
             _synchronize(device)
             times.append((time.perf_counter() - begin) / 2)
         quickest.append(min(times))
-        spent = (time.process_time() - begun) / (2 * ROUNDS)
-    short, long = quickest
-    bandwidth = job.message_bytes / max(long - short, 1e-9)
-    return {"bandwidth": bandwidth, "latency": short, "message": spent if device.type == "cpu" else 0.0}
+        spent.append((time.process_time() - begun) / (2 * ROUNDS) if device.type == "cpu" else 0.0)
+    return link_of(quickest, spent, job.message_bytes)
+
+
+def link_of(seconds: list[float], spent: list[float], message_bytes: int) -> dict[str, float]:
+    """What carries messages, from a short and a long one: seconds one way, and of a processor at either end.
+
+    bandwidth, latency  of what is left between the ends' own work: without limit, and 0, where nothing is
+    message             seconds of a processor that a long message takes at either end, by all threads of the process
+    """
+    short, long = (max(0.0, one - 2 * ends) for one, ends in zip(seconds, spent, strict=True))
+    latency = min(short, long)
+    bandwidth = message_bytes / (long - latency) if long > latency else float("inf")
+    return {"bandwidth": bandwidth, "latency": latency, "message": spent[-1]}
 
 
 def work(job: Job, folder: Path) -> None:
@@ -237,7 +234,7 @@ def work(job: Job, folder: Path) -> None:
         clock = Clock()
         stages, schedule = make_schedule(job, share, clock, group)
         connect(job, share, schedule)
-        tell(update=time_update(share), link=measure_link(job, group, device), processors=_processors())
+        tell(link=measure_link(job, group, device), processors=_processors())
         for step in range(job.steps):
             # Between the steps that it foretells, as a machine's speed drifts.
             for turn in range(job.world):
@@ -252,7 +249,7 @@ def work(job: Job, folder: Path) -> None:
 
 
 def _step(job: Job, share: Share, schedule: Any, clock: Clock, where: tuple[int, Any]) -> dict[str, Any]:
-    """Train on the batch of this number; gives the step's seconds, loss and spans."""
+    """Train on the batch of this number; gives the step's seconds, loss and spans, since this rank left the barrier."""
     index, replicas = where
     batch = share.batch(index)
     dist.barrier()

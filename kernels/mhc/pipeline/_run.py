@@ -1,5 +1,7 @@
 """A run of the pipeline as the engine wants to hear of it."""
 
+import math
+
 from perflab import Unsupported
 from perflab.measure.pipeline import PipelineRun
 from perflab.record import Span
@@ -30,10 +32,22 @@ def run(design, schedule, shape, dtype, device, seed, steps):
         predicted=[Span(*event) for event in result.predicted.timeline],
         assumed={
             "message_bytes": result.message_bytes,
-            "link_bandwidth": result.link.bandwidth,
-            "link_latency_s": result.link.latency,
-            "processors": result.execution.processors or 0,
             "message_s": result.execution.message,
+            "link_latency_s": result.link.latency,
+            # Where the ends' own work is all that a message takes, the link has no limit.
+            **({"link_bandwidth": result.link.bandwidth} if math.isfinite(result.link.bandwidth) else {}),
+            **({"processors": result.execution.processors} if result.execution.processors else {}),
+            **{
+                f"stage{stage}_{name}_s": seconds
+                for stage, one in enumerate(result.durations)
+                for name, seconds in (
+                    ("forward", one.forward),
+                    ("backward", one.backward_input),
+                    ("update", one.update),
+                )
+            },
+        },
+        simulated={
             "bubble": result.predicted.bubble,
             "exposed_s": sum(result.predicted.exposed_s),
             # The same simulation with what the actions took in the run itself, beside the other ranks.
