@@ -17,8 +17,8 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels" / "mhc"
 MODEL, MACHINE = "27b", "h200"
 #: Okabe and Ito's colours, by cause.
 COLOURS = {
-    "read": "#0072b2", "write": "#56b4e9", "meeting": "#7f7f7f", "launches": "#e69f00", "rebuild": "#009e73",
-    "messages": "#d55e00", "idle": "#cc79a7", "residual": "#a0a0a0",
+    "read": "#0072b2", "write": "#56b4e9", "meeting": "#7f7f7f", "products": "#8c564b", "launches": "#e69f00",
+    "rebuild": "#009e73", "messages": "#d55e00", "idle": "#cc79a7", "residual": "#a0a0a0",
 }  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 A profile gives every operation of a step to the part that it serves, in forward, backward, rebuilding and the update; a
 bar is what the part takes beyond the baseline's, and to the left of zero what it takes less. Hatched is what launching
 costs about: the part's further operations, each at the price of one on a single element; of eager code on a CPU only,
-where operations are seen one by one. The rest of the measured overhead, which no named part explains, has its own row:
-it is time between them. The profile tells shares, of steps taken between the timed ones, and those tell how long a step
-is. What the profiler costs is taken off in proportion to the number of its events.
+where operations are seen one by one. The rest of the measured overhead, which is in no named part, has its own row. The
+profile tells shares, of steps taken between the timed ones, and those tell how long a step is. What the profiler costs
+is taken off in proportion to the number of its events; the notes say how far profiled steps were from plain ones then.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ PHASES = ("forward", "backward", "rebuild", "update")
 REST = "not explained"
 #: What a step is made of in the order of its course, with a colour each; others are grey.
 COLOURS = {
-    "project": "#0072b2", "activate": "#56b4e9", "sinkhorn": "#cc79a7", "pre": "#009e73", "read": "#0072b2",
+    "project": "#0072b2", "activate": "#56b4e9", "sinkhorn": "#cc79a7", "pre": "#009e73", "read": "#1f3b73",
     "write": "#d55e00", "norm": "#f0e442", "expand": "#e69f00", "collapse": "#b8860b", "optimiser": "#6a3d9a",
-    "rebuild": "#8c564b", "attention": "#999999", "ffn": "#bbbbbb", "device waits": "#333333",
+    "rebuild": "#8c564b", "attention": "#999999", "ffn": "#c9c9c9", "device waits": "#333333", "embedding": "#a6cee3",
+    "head": "#b2df8a", "balance": "#fb9a99", "small parts": "#e4d5c3",
 }  # fmt: skip
 _ROW, _FRAME = 26, 110  # pixels
 #: Parts below this share of a design's overhead are summed up as "small parts".
@@ -57,8 +58,8 @@ def overhead_attribution(frame: pandas.DataFrame, about: dict[str, Any]) -> go.F
         _add(figure, rows[-1], parts.Difference(REST, "", rest, 0), None)
         notes.append(
             f"{name}: {units.seconds(whole)} a step more than {record.baseline}, of which the parts explain "
-            f"{1 - rest / whole:.0%}; profiling an event took {units.seconds(record.step.profiler_s)}, taken off"
-            if whole > 0 and record.step
+            f"{1 - rest / whole:.0%}{_about_profiles(record)}"
+            if whole > 0
             else f"{name}: no slower than {record.baseline}"
         )
     figure.update_layout(
@@ -97,7 +98,8 @@ def _add(figure: go.Figure, row: str, one: parts.Difference, launch_s: float | N
         f"{1e3 * one.seconds:+.3g} ms, its share of profiled steps",
         *([f"{one.launches:+d} operations, about {1e3 * launching:.3g} ms of launching"] if launch_s else []),
     )
-    for seconds, pattern in ((launching, "/"), (one.seconds - launching, "")):
+    # The legend shows the colour of a part as it is without launching.
+    for seconds, pattern in ((one.seconds - launching, ""), (launching, "/")):
         if not seconds:
             continue
         figure.add_trace(
@@ -108,6 +110,18 @@ def _add(figure: go.Figure, row: str, one: parts.Difference, launch_s: float | N
             )
         )  # fmt: skip
         shown.add(one.name)
+
+
+def _about_profiles(record: Record) -> str:
+    step = record.step
+    if step is None or step.profiler_s is None:
+        return ""
+    off = (
+        ""
+        if step.profile_error is None
+        else f", after which profiled steps were {step.profile_error:+.0%} off plain ones"
+    )
+    return f"; {1e6 * step.profiler_s:.1f} us were taken off for every event of the profile{off}"
 
 
 def _about_launches(launch_s: float | None) -> str:

@@ -40,8 +40,8 @@ def overhead_compared(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
                      (f"{preset}: {one.timed.implementation} adds", one.projected_s, one.timed.extra_s)]  # fmt: skip
             notes.append(
                 f"{preset}, {one.timed.implementation}: {units.seconds(one.projected_s)} projected, "
-                f"{units.seconds(one.timed.extra_s)} measured, {one.error:+.0%}; overhead {one.at_measured:+.0%} "
-                f"projected over the plain step as measured, {_measured(one.timed):+.0%} measured; "
+                f"{units.seconds(one.timed.extra_s)} measured, {_off(one.error)}; overhead {one.at_measured:+.0%} "
+                f"projected over the plain step as measured, {_measured(one.timed)}; "
                 f"the plain step reached a utilisation of {one.utilisation:.2g}"
             )
     if not rows:
@@ -61,6 +61,12 @@ def overhead_compared(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
     return figure
 
 
-def _measured(timed: TimedStep) -> float:
-    """Of rounds where there are enough, else of the medians."""
-    return timed.overhead.share if timed.overhead else timed.extra_s / timed.baseline_s
+def _off(error: float | None) -> str:
+    return "which may be nothing, so no error is told" if error is None else f"{error:+.0%}"
+
+
+def _measured(timed: TimedStep) -> str:
+    """Of rounds, with its interval, where there are enough; else of the medians."""
+    if timed.overhead is None:
+        return f"{timed.extra_s / timed.baseline_s:+.0%}, of medians without an interval, measured"
+    return f"{timed.overhead.share:+.0%} [{100 * timed.overhead.low:.0f}, {100 * timed.overhead.high:.0f}] measured"

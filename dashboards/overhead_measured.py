@@ -1,7 +1,8 @@
 """Measured: how much longer a step takes than the plain residual's, with the 95% interval.
 
 Every design had a turn in every round; a dot is the median over rounds of its time over the baseline's, less one, and
-the bar its interval. A hollow dot is undecided: its interval is wider than was asked for. A design that this machine
+the bar its interval. A hollow dot is undecided, as its interval is wider than was asked for, or was sampled while other
+programs used the processors: its words say which. A design that this machine
 cannot run as it is says so in its row.
 """
 
@@ -38,7 +39,7 @@ def overhead_measured(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Figu
             hovertext=[_hover(case, about) for case in known],
             marker={
                 "size": 12, "opacity": 1, "color": [panels.colour(case) for case in known],
-                "symbol": ["circle-open" if _undecided(case) else "circle" for case in known],
+                "symbol": ["circle-open" if _doubt(case) else "circle" for case in known],
             },
         )  # fmt: skip
         chart.add_values(group, [(case, _value(case)) for case in group.cases if pandas.notna(case.latency_s)])
@@ -55,15 +56,19 @@ def _range(known: list[Any]) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
-def _undecided(case: Any) -> bool:
-    return any(text.startswith("undecided") for text in case.record.warnings)
+def _doubt(case: Any) -> str:
+    """What speaks against the number, in words before it ends; nothing for most."""
+    told = {"undecided": " undecided", "busy machine": " busy machine"}
+    return "".join(
+        words for start, words in told.items() if any(text.startswith(start) for text in case.record.warnings)
+    )
 
 
 def _value(case: Any) -> str:
     step = units.seconds(case.latency_s)
     if pandas.isna(case.overhead):
         return step
-    return f"{100 * case.overhead:+.1f}%{' undecided' if _undecided(case) else ''}, {step}"
+    return f"{100 * case.overhead:+.1f}%{_doubt(case)}, {step}"
 
 
 def _hover(case: Any, about: dict[str, Any]) -> str:

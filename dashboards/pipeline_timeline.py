@@ -75,13 +75,15 @@ def projected() -> Iterator[Panel]:
     """The plain step, and mHC's without and with the measures."""
     if not _subject.KERNELS.is_dir():
         return
-    plain = simulate(order(), durations(0), link(), message_bytes(0), Execution(interleaved=True))
+    plain, found, small = _plain(interleaved=True), mhc(), mhc(streams_sent=1)
     yield [f"projected: {_subject.MODEL}, plain residual", _told(plain, None)], plain.timeline
-    found = mhc()
     off, on = Execution(interleaved=True, beside=BESIDE), Execution(True, True, BESIDE, True, True)
-    yield [f"projected: {_subject.MODEL}, mHC with {STREAMS} streams", _told(found[off], plain)], found[off].timeline
-    words = [f"projected: {_subject.MODEL}, mHC, with all three measures", _told(found[on], plain)]
-    yield [*words, *(f"{_measures(one)}: {_over(play, plain)}" for one, play in found.items())], found[on].timeline
+    for one, words in ((off, f"mHC with {STREAMS} streams"), (on, "mHC, with all three measures")):
+        told = [_told(found[one], plain), f"with messages no larger than plain's {_over(small[one], plain)}"]
+        if one is on:
+            told += [f"{_measures(each)}: {_over(play, plain)}" for each, play in found.items()]
+            told.append(_in_turn())
+        yield [f"projected: {_subject.MODEL}, {words}", *told], found[one].timeline
 
 
 def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
@@ -112,10 +114,21 @@ def order() -> Order:
     return from_text(Path(__file__).with_name("pipeline_dualpipev.csv").read_text(encoding="utf-8"))
 
 
-def mhc() -> dict[Execution, Play]:
+def mhc(*, streams_sent: int = STREAMS, interleaved: bool = True) -> dict[Execution, Play]:
     """The step with each of the measures off and on."""
-    base = Execution(interleaved=True, beside=BESIDE)
-    return measures(order(), durations(STREAMS), link(), message_bytes(STREAMS), base)
+    base = Execution(interleaved=interleaved, beside=BESIDE)
+    return measures(order(), durations(STREAMS), link(), message_bytes(streams_sent), base)
+
+
+def _plain(*, interleaved: bool) -> Play:
+    return simulate(order(), durations(0), link(), message_bytes(0), Execution(interleaved=interleaved))
+
+
+def _in_turn() -> str:
+    """What becomes of it where an overlapping backward follows its forward, whose message then travels beside it."""
+    plain, (first, *_, last) = _plain(interleaved=False), mhc(interleaved=False).values()
+    told = f"none {_over(first, plain)}, all {_over(last, plain)}"
+    return f"where a backward follows its forward, as torch plays them: {told}"
 
 
 def message_bytes(n: int) -> int:
@@ -164,6 +177,12 @@ def notes() -> list[str]:
         f"{units.seconds(LATENCY)} before a message's first byte, a backward keeps {BESIDE:.0%} of its speed beside a "
         "write; experts' exchange, embedding and optimiser are left out",
         "counted: bytes are the fewest of the contracts of mhc/residual, read, post_res and recompute, in bf16",
+        "measures: stream, the feed-forward sites' write on a stream of its own, beside the backward that overlaps; "
+        "preemption, that write does not wait for the backward's longest kernel; early rebuilding, blocks are rebuilt "
+        "while the cotangent is still awaited",
+        "messages decide: a forward and a backward that end together send both messages at their end, where the next "
+        "rank waits for them; a backward that follows its forward hides the forward's. `perflab overhead` assumes that "
+        "none shows, at its best",
     ]
 
 

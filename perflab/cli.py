@@ -133,8 +133,12 @@ def keep(
 def overhead(
     model: Annotated[str, typer.Option("--model", help="Preset of the decoder, such as 27b.")] = "27b",
     machine: Annotated[str, typer.Option("--machine", help="h200, ..., here, or a TOML file's path.")] = "h200",
-    mfu: Annotated[float | None, typer.Option("--mfu", help="FLOPs of the plain model's step, of the peak.")] = None,
-    bandwidth: Annotated[float | None, typer.Option("--bandwidth", help="Achieved share of the peak's.")] = None,
+    mfu: Annotated[
+        float | None, typer.Option("--mfu", help="Utilisation: the plain step's FLOPs, of the peak.")
+    ] = None,
+    achieved: Annotated[
+        float | None, typer.Option("--achieved", help="Bandwidth of the subject's kernels, of the peak.")
+    ] = None,
     micro_batch: Annotated[int | None, typer.Option("--micro-batch", help="Sequences of a micro-batch.")] = None,
     pipeline: Annotated[int | None, typer.Option("--pipeline", help="Pipeline stages.")] = None,
     link: Annotated[str, typer.Option("--link", help="Between stages: network or nvlink.")] = "network",
@@ -147,7 +151,7 @@ def overhead(
     """What the residual streams add to a training step, projected from counted bytes; measures nothing."""
     from perflab.commands import overhead as command
 
-    named = {"utilisation": mfu, "achieved": bandwidth, "micro_batch": micro_batch, "pipeline": pipeline, "peak": peak}
+    named = {"utilisation": mfu, "achieved": achieved, "micro_batch": micro_batch, "pipeline": pipeline, "peak": peak}
     given = command.assumed(assume or [], named)
     command.show(command.Choice(model, machine, given, link, format_), results, workspace)
 

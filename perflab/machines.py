@@ -6,6 +6,7 @@ memory and links, and H200's products, were compared with third-party pages, the
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perflab.errors import PerflabError, unknown
+from perflab.remarks import BUSY_SHARE
 
 #: This machine, as the newest run on it measured it.
 HERE = "here"
@@ -63,6 +65,9 @@ def load(name: str, results: Path, given: dict[str, float] | None = None) -> Mac
 
     Fails: PerflabError for an unknown name, a file that does not fit, or `here` without a run that measured it.
     """
+    for key, value in (given or {}).items():
+        if not (math.isfinite(value) and value > 0):
+            raise PerflabError(f"{key}: expected a number above 0, got {value:g}")
     replaced = {key: {"value": value, "source": "given"} for key, value in (given or {}).items()}
     if name == HERE:
         return _parse(_here(results, set(replaced)) | replaced, HERE)
@@ -82,15 +87,19 @@ def _parse(data: dict[str, Any], where: str) -> Machine:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "model_type":
+            text = f'{where}: {place}: expected {{ value = NUMBER, source = "WHERE FROM" }}, got {first["input"]!r}'
+            raise PerflabError(text) from error
         raise PerflabError(f"{where}: {place}: {first['msg'][0].lower()}{first['msg'][1:]}") from error
 
 
 def _here(results: Path, given: set[str]) -> dict[str, Any]:
-    """What the newest run on this machine measured, those with a product rate before those without."""
+    """What the newest run on this machine measured: first those with a product rate, of them those nobody disturbed."""
     from perflab import store
 
     mine = [about for about in (run.about() for run in reversed(store.runs(results))) if is_here(about)]
-    about = next((one for one in mine if "compute" in one), mine[0] if mine else None)
+    mine.sort(key=lambda one: (not one.get("compute"), _others(one) > BUSY_SHARE))
+    about = mine[0] if mine else None
     if about is None:
         raise PerflabError(f"no run in {results} measured this machine's memory: `perflab run suite` does")
     if about.get("compute") is None and (missing := sorted({"peak", "launch"} - given)):
@@ -114,14 +123,16 @@ def _told(about: dict[str, Any], name: str) -> dict[str, Any]:
     compute, device = about.get("compute"), about["device"]
     dtype = "bf16" if device == "cuda" else "fp32"
     threads = compute.get("threads") if compute else None
-    with_threads = f" with {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+    how = f" with {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+    if _others(about) > BUSY_SHARE:
+        how += f" while other programs used {_others(about):.0%} of the processors"
     measured = {"peak": compute["matmul"][dtype], "launch": compute["launch_s"]} if compute else {}
     hardware = about["machine"]
     memory = hardware["gpus"][0]["memory_bytes"] if device == "cuda" else hardware["memory_bytes"]
     told = {"bandwidth": _bandwidth(about), "memory": memory} | measured
     where = hardware["gpus"][0]["name"] if device == "cuda" else f"{hardware['cpu']}, {hardware['cores']} cores"
     return {"name": name, "about": where, "dtype": dtype} | {
-        key: {"value": value, "source": f"measured{'' if key == 'memory' else with_threads}, run {about['run_id']}"}
+        key: {"value": value, "source": f"measured{'' if key == 'memory' else how}, run {about['run_id']}"}
         for key, value in told.items()
     }
 
@@ -131,6 +142,11 @@ def _bandwidth(about: dict[str, Any]) -> float:
     if as_steps := (about.get("compute") or {}).get("bandwidth"):
         return float(as_steps)
     return max((one["bandwidth"] for one in about.get("ceiling") or [] if one["outside_cache"]), default=0.0)
+
+
+def _others(about: dict[str, Any]) -> float:
+    """The share of the processors that other programs used meanwhile; 0 for runs that did not look."""
+    return float(about.get("bystanders") or 0.0)
 
 
 def is_here(about: dict[str, Any]) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from perflab.record import KernelReport
 
+#: Above this share of the processors, others' work makes times untrustworthy.
+BUSY_SHARE = 0.1
+
 
 def not_deterministic() -> str:
     """Two runs on the same inputs differ in some bits."""

@@ -17,6 +17,7 @@ import filelock
 
 from perflab import machine, store
 from perflab.errors import Interrupted, PerflabError
+from perflab.measure.bystanders import Bystanders
 from perflab.measure.group import GroupRun
 from perflab.measure.pool import Pool, WorkerFailure
 from perflab.plan import Group, Plan
@@ -116,10 +117,11 @@ def _environment(pool: Pool, order: Order) -> dict[str, Any]:
         environment = worker.ask("environment")
         if device == "cuda" and not environment["cuda_available"]:
             raise PerflabError("torch cannot use CUDA here: install its CUDA build, or use --device cpu")
+        others = Bystanders([os.getpid(), worker.pid])
         about = {"torch": environment, "ceiling": worker.ask("measure_ceiling", device=device)}
         if any(case.pass_ == "step" for case in order.plan.cases()):
             about["compute"] = worker.ask("measure_compute", device=device)
-        return about
+        return about | {"bystanders": others.share()}
     except WorkerFailure as failure:
         raise PerflabError(f"the machine cannot be measured: {failure.text}") from failure
     finally:

@@ -45,6 +45,11 @@ def test_a_machine_of_one_s_own_is_a_path(tmp_path: Path) -> None:
         ("3.35e12", "inf", "bandwidth.value: input should be a finite number"),
         ('source = "quoted, NVIDIA H100 datasheet, SXM"', 'source = ""', "bandwidth.source"),
         ("about =", 'colour = "red"\nabout =', "colour: extra inputs are not permitted"),
+        (
+            '{ value = 3.35e12, source = "quoted, NVIDIA H100 datasheet, SXM" }',
+            "7",
+            "expected { value = NUMBER, source",
+        ),
         ("dtype =", "dtype", "cannot be read as TOML"),
     ],
 )
@@ -102,6 +107,16 @@ def test_here_takes_the_bandwidth_that_steps_have_with_the_product_rate_that_the
         "measured with 1 thread, run 20260101-a"
     }
     assert here.memory.source == "measured, run 20260101-a"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_here_is_rather_an_older_run_that_nobody_disturbed(tmp_path: Path) -> None:
+    write(tmp_path, "20260101-quiet", bystanders=0.02)
+    write(tmp_path, "20260102-busy", bystanders=0.77)
+    assert machines.load("here", tmp_path).peak.source == "measured, run 20260101-quiet"
+    write(tmp_path / "only", "20260102-busy", bystanders=0.77)
+    told = machines.load("here", tmp_path / "only").peak.source
+    assert told == "measured while other programs used 77% of the processors, run 20260102-busy"
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -6,7 +6,7 @@ optimiser, expert and data parallelism and the pipeline's idle time are inside i
     bytes / bandwidth + launches + larger messages that show, each stretched by the pipeline's idle share,
 
 less what the plain residual moves, which it replaces. Seconds are of one device doing the whole step; on many, they are
-shared out alike. mHC's own products are not added: they run while bytes move.
+shared out alike. mHC's own products run while bytes move: what they take at the machine's peak beyond that is added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .traffic import PARTS, PASSES, STREAMS, Counted, Moved
 #: Assumptions that do not matter to a device alone.
 BETWEEN_DEVICES = ("link", "pipeline", "micro_batches", "exposed", "exposed_overlapped")
 #: What a step's extra seconds are spent on, in the order of the tables and charts.
-CAUSES = ("read", "write", "meeting", "launches", "rebuild", "messages", "idle", "residual")
+CAUSES = ("read", "write", "meeting", "products", "launches", "rebuild", "messages", "idle", "residual")
 
 
 def stated(
@@ -58,7 +58,7 @@ class Assumptions:
     )  # fmt: skip
     cached: float = stated(
         "of the counted bytes, what caches absorb", default=0.0, low=0.0, high=0.3,
-        source="assumed: streams of a micro-batch exceed the caches",
+        source="assumed: nothing, as streams of a large model's micro-batch exceed the caches",
     )  # fmt: skip
     micro_batch: int = stated(
         "sequences of a micro-batch", default=1, low=1, high=8, source="assumed: the paper does not say"
@@ -73,7 +73,7 @@ class Assumptions:
     )  # fmt: skip
     exposed_overlapped: float = stated(
         "the same with overlap", default=0.0, low=0.0, high=1.0,
-        source="assumed: the paper's extended DualPipe at its best (section 4.3.3)",
+        source="assumed: the paper's extended DualPipe at its best (section 4.3.3); page Pipeline simulates it",
     )  # fmt: skip
     hidden_write: float = stated(
         "share of the feed-forward sites' write that overlap hides", default=1.0, low=0.0, high=1.0,
@@ -148,6 +148,8 @@ class Projection:
         launches = sum((*parts.values(), rebuilt), Moved()).launches - residual.launches
 
         spent = {part: self._moving(parts[part]) for part in PARTS}
+        own = self.products() * preset.tokens / a.peak
+        spent["products"] = max(0.0, own - sum(spent.values()))
         spent["rebuild"] = self._moving(rebuilt)
         spent["residual"] = -self._moving(residual)
         if how.overlapped:
@@ -187,6 +189,11 @@ class Projection:
             raise ValueError(f"pipeline: machine {self.machine} has no link to others; give link, or one stage")
         if self.preset.B % a.micro_batch:
             raise ValueError(f"micro_batch: {a.micro_batch} does not divide the batch of {self.preset.B} sequences")
+        if a.micro_batch * a.micro_batches > self.preset.B:
+            most = self.preset.B // a.micro_batch
+            raise ValueError(
+                f"micro_batches: the batch of {self.preset.B} sequences has {most} of {a.micro_batch} at most"
+            )
         if a.block > self.preset.sites // a.pipeline:
             raise ValueError(f"block: a pipeline stage has {self.preset.sites // a.pipeline} sites, got {a.block}")
         return self
@@ -259,7 +266,8 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
     sources["pipeline"] = (
         "assumed: the largest divisor of the layers up to 8; the paper does not say" if lane else "alone"
     )
-    values["micro_batches"] = min(stated_fields()["micro_batches"].default, preset.B)
+    size = max(1, int(given.get("micro_batch", stated_fields()["micro_batch"].default)))
+    values["micro_batches"] = max(1, min(stated_fields()["micro_batches"].default, preset.B // size))
     if not lane:
         values |= {"micro_batch": preset.B, "micro_batches": 1}
         sources |= dict.fromkeys(("micro_batch", "micro_batches"), "alone: the whole batch at once")
@@ -269,6 +277,11 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
         sources["block"] = "equation 20 on a stage, with a micro-batch in flight for every stage"
     assumed = Assumptions(**values, sources=sources | dict.fromkeys(given, "given"))
     return Projection(model, preset, machine.name, machine.dtype, machine.memory.value, assumed).checked()
+
+
+def as_steps() -> dict[str, str]:
+    """The variants that stage `step` has, by the implementation that does it so."""
+    return {one.step: name for name, one in VARIANTS.items() if one.step}
 
 
 class Held(NamedTuple):
@@ -285,14 +298,15 @@ class Held(NamedTuple):
     at_measured: float
 
     @property
-    def error(self) -> float:
-        """Of the projected seconds, over the measured."""
-        return self.projected_s / self.timed.extra_s - 1
+    def error(self) -> float | None:
+        """Of the projected seconds, over the measured; None where no longer step was measured for sure."""
+        sure = self.timed.overhead is not None and self.timed.overhead.low > 0
+        return self.projected_s / self.timed.extra_s - 1 if sure and self.timed.extra_s > 0 else None
 
 
 def held(projection: Projection, timed: Iterable[Any]) -> Iterator[Held]:
     """The variants that were timed; timed: `perflab.analyse.steps.TimedStep`s of the projection's model and machine."""
-    by_step = {one.step: name for name, one in VARIANTS.items() if one.step}
+    by_step = as_steps()
     for one in timed:
         if one.implementation not in by_step or one.dtype != projection.dtype:
             continue
@@ -359,9 +373,9 @@ def candidates(projection: Projection, name: str) -> list[Any]:
     if name == "block":
         return list(range(low, min(high, projection.stage_sites()) + 1))
     if name == "micro_batch":
-        return [size for size in range(low, high + 1) if preset.B % size == 0]
+        return [size for size in range(low, high + 1) if preset.B % size == 0 and size * a.micro_batches <= preset.B]
     if name == "micro_batches":
-        return list(range(low, high + 1))
+        return list(range(low, min(high, preset.B // a.micro_batch) + 1))
     return [low, high]
 
 

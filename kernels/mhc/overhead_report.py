@@ -14,8 +14,9 @@ from .traffic import PARTS, PASSES, STREAMS, Counted, rows
 
 #: The causes in words.
 WORDS = {
-    "read": "read", "write": "write", "meeting": "gradients of x meet", "launches": "launches", "rebuild": "recompute",
-    "messages": "larger messages", "idle": "idle pipeline", "residual": "less plain residual",
+    "read": "read", "write": "write", "meeting": "adding gradients of x", "products": "products beyond the bytes",
+    "launches": "launches", "rebuild": "recompute", "messages": "larger messages", "idle": "idle pipeline",
+    "residual": "less plain residual",
 }  # fmt: skip
 
 
@@ -125,8 +126,9 @@ def _pair(sites: dict[str, Any], part: str, pass_: str) -> Iterator[str]:
 
 def _variants(projection: Projection) -> Section:
     spent = {name: projection.seconds(name) for name in VARIANTS}
+    causes = [cause for cause in CAUSES if any(one[cause] for one in spent.values())]
     table = [
-        (name, *(units.seconds(abs(cause)) if cause >= 0 else f"-{units.seconds(-cause)}" for cause in one.values()),
+        (name, *(f"{'-' if one[cause] < 0 else ''}{units.seconds(abs(one[cause]))}" for cause in causes),
          units.seconds(sum(one.values())), f"{projection.overhead(name):.1%}")
         for name, one in spent.items()
     ]  # fmt: skip
@@ -134,12 +136,13 @@ def _variants(projection: Projection) -> Section:
     return Section(
         f"Projected: extra seconds of a step that takes {units.seconds(projection.baseline())} without mHC, of one "
         "device doing all of it",
-        ("variant", *(WORDS[cause] for cause in CAUSES), "in all", "overhead"),
+        ("variant", *(WORDS[cause] for cause in causes), "in all", "overhead"),
         table,
         [
-            f"mHC's own products are {own / 1e6:.3g} MFLOP a token, {own / model:.2%} of the model's "
-            f"{model / 1e9:.3g} GFLOP: not added, as they run while bytes move. At the peak they take "
-            f"{units.seconds(own * projection.preset.tokens / projection.assumptions.peak)} of a step.",
+            f"The model's {model / 1e9:.3g} GFLOP a token are 6 for every parameter that a token uses and those of "
+            f"causal attention. mHC's own products are {own / model:.2%} of that and take "
+            f"{units.seconds(own * projection.preset.tokens / projection.assumptions.peak)} of a step at the peak, "
+            "while bytes move: added is only what is beyond reading, writing and adding.",
             f"Left out: mHC's parameters in the optimiser ({_parameters(projection):.2%} of the model's), expanding "
             "and collapsing the streams at the model's ends, and splitting streams between devices.",
         ],
@@ -149,8 +152,8 @@ def _variants(projection: Projection) -> Section:
 def _held(projection: Projection, found: Sequence[Held]) -> Section:
     table = [
         (one.variant, one.timed.implementation, units.seconds(one.projected_s), units.seconds(one.timed.extra_s),
-         f"{one.error:+.0%}", f"{projection.overhead(one.variant):+.1%}", f"{one.at_measured:+.1%}",
-         _measured(one.timed))
+         "unknown" if one.error is None else f"{one.error:+.0%}", f"{projection.overhead(one.variant):+.1%}",
+         f"{one.at_measured:+.1%}", _measured(one.timed))
         for one in found
     ]  # fmt: skip
     first = found[0]
@@ -163,6 +166,8 @@ def _held(projection: Projection, found: Sequence[Held]) -> Section:
             f"The plain step took {units.seconds(first.timed.baseline_s)}, measured, a utilisation of "
             f"{first.utilisation:.2g}; projected at {projection.assumptions.utilisation:g} it takes "
             f"{units.seconds(projection.baseline())}.",
+            "The projection knows bytes, launches and products, not what a processor does between them: on a small "
+            "model, whose arrays fit a cache, it falls short. An error is unknown where the interval holds 0.",
         ],
     )  # fmt: skip
 
@@ -187,6 +192,7 @@ def _sensitivity(projection: Projection) -> Section:
         f"Projected: overhead of {PAPERS} ({projection.overhead():.1%}) when one assumption changes",
         ("assumption", "low", "overhead", "high", "overhead"),
         sorted(table, key=lambda row: -abs(float(row[4].rstrip("%")) - float(row[2].rstrip("%")))),
+        ["The ends of a range are what its author holds possible, not quoted: they decide the order of this table."],
     )
 
 
@@ -207,6 +213,10 @@ def _beliefs(projection: Projection) -> Section:
         f"What one would have to believe for {claim:.1%}: {PAPERS}, one assumption changed",
         ("assumption", "now", f"for {claim:.1%}", "tried"),
         table,
+        [
+            "What overlap hides is assumed, at its best; page Pipeline simulates what it does.",
+            *([] if projection.model == "27b" else [f"The paper's {claim:.1%} is of 27b, not of {projection.model}."]),
+        ],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ class TimedStep:
     run_id: str
     implementation: str
     dtype: str
+    device: str
     step_s: float
     baseline_s: float
     flops: float
@@ -44,7 +45,7 @@ def timed_steps(records: Sequence[Record], preset: str) -> list[TimedStep]:
     """Those of a preset's own sizes."""
     return [
         TimedStep(
-            record.run_id, record.implementation.removeprefix(record.stage + "/"), record.dtype,
+            record.run_id, record.implementation.removeprefix(record.stage + "/"), record.dtype, record.device,
             median(record.latency.samples_s), median(baseline.latency.samples_s), record.step.flops,
             overhead(record.latency, baseline.latency),
         )
@@ -53,11 +54,13 @@ def timed_steps(records: Sequence[Record], preset: str) -> list[TimedStep]:
     ]  # fmt: skip
 
 
-def newest_here(results: Path, preset: str) -> list[TimedStep]:
-    """Those of the newest run on this machine that timed the preset; none if there is no such run."""
+def newest_here(results: Path, preset: str, implementations: Collection[str]) -> list[TimedStep]:
+    """Steps of the preset by the newest run on this machine that timed one of the implementations; else none."""
     for run in reversed(store.runs(results)):
-        if machines.is_here(run.about()) and (found := timed_steps(run.records(), preset)):
-            return found
+        if machines.is_here(run.about()):
+            found = timed_steps(run.records(), preset)
+            if any(one.implementation in implementations for one in found):
+                return found
     return []
 
 

@@ -13,7 +13,7 @@ from perflab.workspace import Workspace
 
 
 def show(kind: str, kernels: Sequence[Path], explicit: Path | None) -> None:
-    """Print every suite, stage, implementation, metric or chart with its caption."""
+    """Print every suite, stage, implementation, metric, chart or run with its caption."""
     if kind not in LISTS:
         raise unknown("kind of thing", kind, LISTS)
     place, catalogue = common.open_workspace(explicit, kernels)
@@ -52,10 +52,20 @@ def _charts(place: Workspace, catalogue: Catalogue) -> Iterator[tuple[str, str]]
         yield chart.name, chart.caption
 
 
+def _runs(place: Workspace, catalogue: Catalogue) -> Iterator[tuple[str, str]]:  # noqa: ARG001
+    from perflab import store
+
+    for run in store.runs(place.results):
+        about = run.about()
+        done = "interrupted" if about.get("interrupted", True) else f"{len(about.get('cases') or [])} cases"
+        yield run.id, f"{about.get('suite_name', 'unknown')} on {about.get('device', 'unknown')}, {done}"
+
+
 LISTS = {
     "suites": _suites,
     "stages": _stages,
     "implementations": _implementations,
     "metrics": _metrics,
     "charts": _charts,
+    "runs": _runs,
 }

@@ -49,7 +49,8 @@ def show(choice: Choice, results: Path | None, explicit: Path | None) -> None:
     rest = {key: number for key, number in choice.given.items() if key not in OF_THE_MACHINE}
     try:
         projection = overhead.project(choice.model, machine, rest, choice.link)
-        timed = steps.newest_here(place.results, choice.model) if choice.machine == machines.HERE else []
+        here = choice.machine == machines.HERE
+        timed = steps.newest_here(place.results, choice.model, overhead.as_steps()) if here else []
         _print(report, projection, timed, choice.format_)
     except ValueError as error:
         raise PerflabError(str(error)) from error

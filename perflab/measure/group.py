@@ -26,8 +26,6 @@ from perflab.suite import Suite
 UNCOUNTED = ("tilelang", "peer")
 #: A count below this share of the compulsory bytes has missed some of what was moved.
 LEAST_SHARE = 0.999
-#: Above this share of the processors, others' work makes times untrustworthy.
-BUSY_SHARE = 0.1
 #: A profiled step that is further than this from plain ones, without the profiler's share, tells less of them.
 PROFILE_ERROR = 0.1
 #: Work is started in this order, so that the long pieces do not come last.
@@ -61,7 +59,7 @@ class GroupRun:
                 outcomes = sample_group(workers, self.suite.timing, self.seed)
             share = bystanders.share()
             for case_id, outcome in outcomes.items():
-                if share > BUSY_SHARE:
+                if share > remarks.BUSY_SHARE:
                     timed[case_id].remarks.append(remarks.busy(share))
                 self._finish(timed[case_id], outcome)
         finally:

@@ -98,8 +98,10 @@ def legend(about: Mapping[str, Any], parts: Sequence[Block]) -> list[str]:
     )
     if any("overhead" in block.header for block in parts):
         lines.append(
-            "overhead: time over the baseline's, median over rounds in which every case had a turn, with its 95% "
-            "interval; utilisation: the model's FLOPs over the matrix product rate measured in this run"
+            "overhead: time over the baseline's, the row without one; median over rounds in which every case had a "
+            "turn, with its 95% interval; utilisation: the model's FLOPs over the matrix product rate measured in this "
+            "run; explained: share of the overhead in named parts of the step, by profiles; rel. error: of the loss, "
+            "gradient or update that is nearest to its tolerance"
         )
     if any("peak" in block.header for block in parts):
         lines.append(

@@ -10,6 +10,8 @@ def seconds(value: float | None) -> str:
     """`1.23 ms`; empty for None."""
     if value is None:
         return ""
+    if value == 0:
+        return "0 s"
     scale, unit = next((pair for pair in _TIMES if value >= pair[0]), _TIMES[-1])
     return f"{value / scale:.3g} {unit}"
 

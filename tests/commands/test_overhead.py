@@ -41,7 +41,7 @@ def test_markdown_has_a_table_for_each_section(perflab) -> None:
 
 
 def test_options_and_assumptions_are_the_same_thing(perflab) -> None:
-    options = "--bandwidth", "0.7", "--micro-batch", "2", "--pipeline", "10", "--peak", "9e14"
+    options = "--achieved", "0.7", "--micro-batch", "2", "--pipeline", "10", "--peak", "9e14"
     assumed = [f"--assume={one}" for one in ("achieved=0.7", "micro_batch=2", "pipeline=10", "peak=9e14")]
     one, two = (perflab("overhead", *given, "--format", "json", cwd=ROOT) for given in (options, assumed))
     assert one.returncode == 0 and one.stdout == two.stdout
@@ -66,6 +66,8 @@ def test_the_link_between_stages_can_be_nvlink(perflab) -> None:
         (("--mfu", "1.5"), "utilisation: expected a share of at most 1"),
         (("--micro-batch", "-1"), "micro_batch: expected more than 0"),
         (("--assume", "speed=1"), "unknown assumption 'speed'"),
+        (("--peak", "0"), "peak: expected a number above 0, got 0"),
+        (("--assume", "bandwidth=nan"), "bandwidth: expected a number above 0, got nan"),
         (("--assume", "exposed"), "expected NAME=NUMBER"),
         (("--mfu", "0.4", "--assume", "utilisation=0.5"), "given twice"),
         (("--format", "cvs"), "unknown format 'cvs'"),

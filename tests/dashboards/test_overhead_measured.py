@@ -163,6 +163,8 @@ def test_the_newest_run_of_this_machine_that_timed_the_preset_is_taken(tmp_path:
         ("20260101-000000-step-aaaa", here, records),
         ("20260102-000000-step-bbbb", here, []),
         ("20260103-000000-step-cccc", measured_machine(), records),
+        # Another's design beside its baseline: it hides no earlier run of what is projected.
+        ("20260104-000000-case-dddd", here, [one for one in records if not one.implementation.endswith("mhc_eager")]),
     ):
         run = store.Run(tmp_path / name)
         run.folder.mkdir()
@@ -171,7 +173,8 @@ def test_the_newest_run_of_this_machine_that_timed_the_preset_is_taken(tmp_path:
             run.append(record.model_copy(update={"run_id": name}))
     if machine.gpus():
         pytest.skip("runs of a machine with a GPU name it")
-    found = steps.newest_here(tmp_path, "tiny")
+    found = steps.newest_here(tmp_path, "tiny", ["mhc_eager", "mhc_triton"])
     assert {one.run_id for one in found} == {"20260101-000000-step-aaaa"}
     assert [one.implementation for one in found] == ["mhc_eager", "hc"]
-    assert steps.newest_here(tmp_path, "small") == []
+    assert {one.device for one in found} == {"cpu"}
+    assert steps.newest_here(tmp_path, "small", ["mhc_eager"]) == []

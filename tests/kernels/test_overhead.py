@@ -13,6 +13,7 @@ import pytest
 
 from perflab import machines
 from perflab.analyse import steps
+from perflab.analyse.overhead import Overhead
 from perflab.catalogue import load_module
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +128,17 @@ def test_overlap_hides_the_write_of_every_second_site() -> None:
     assert one.seconds(OVERHEAD.PAPERS)["write"] == pytest.approx(0.75 * one.seconds("fused")["write"])
 
 
+def test_products_are_added_as_far_as_they_outlast_the_bytes() -> None:
+    """Memory so fast that products are all that is left; on the machines that are quoted they hide behind bytes."""
+    assert projection().seconds("fused")["products"] == 0
+    fast = projection(bandwidth=1e18, pipeline=1, launch=0.0)
+    spent = fast.seconds("fused")
+    own = fast.products() * fast.preset.tokens / fast.assumptions.peak
+    moving = sum(spent[part] for part in ("read", "write", "meeting"))
+    assert spent["products"] + moving == pytest.approx(own)
+    assert moving < 1e-3 * own
+
+
 def test_an_idle_pipeline_stretches_what_is_added() -> None:
     one = projection(pipeline=6, micro_batches=20)
     spent = one.seconds("fused")
@@ -238,12 +250,24 @@ def test_what_one_would_have_to_believe_gives_the_claim() -> None:
         ({"launch": -1e-6}, "launch: expected at least 0"),
         ({"micro_batch": 7}, "micro_batch: 7 does not divide the batch of 1280"),
         ({"block": 11}, "block: a pipeline stage has 10 sites, got 11"),
+        ({"micro_batch": 8, "micro_batches": 256}, "the batch of 1280 sequences has 160 of 8 at most"),
         ({"speed": 2.0}, "unknown assumption 'speed'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_could(given: dict[str, float], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         projection(**given)
+
+
+@pytest.mark.parametrize("model", OVERHEAD.presets())
+def test_what_is_tried_can_be(model: str) -> None:
+    """Every value of every range is one that could be given: no more micro-batches than the batch has, for instance."""
+    machine = machines.load("h100", ROOT)
+    one = OVERHEAD.project(model, machine)
+    assert one.assumptions.micro_batch * one.assumptions.micro_batches <= one.preset.B
+    for name in OVERHEAD.stated_fields():
+        for value in OVERHEAD.candidates(one, name):
+            one.with_(**{name: value})
 
 
 def test_an_unknown_model_names_those_there_are() -> None:
@@ -259,9 +283,11 @@ def machine_alone() -> machines.Machine:
     )  # fmt: skip
 
 
-def timed(implementation: str, extra_s: float, dtype: str = "fp32") -> steps.TimedStep:
+def timed(implementation: str, extra_s: float, dtype: str = "fp32", spread: float = 1e-4) -> steps.TimedStep:
     """A step of twice the FLOPs that the machine alone has in a second, beside a plain one of 4 s."""
-    return steps.TimedStep("a-run", implementation, dtype, 4.0 + extra_s, 4.0, 2e10, None)
+    share = extra_s / 4.0
+    interval = Overhead(share, share - spread, share + spread)
+    return steps.TimedStep("a-run", implementation, dtype, "cpu", 4.0 + extra_s, 4.0, 2e10, interval)
 
 
 def test_a_projection_is_held_to_the_same_step_as_measured() -> None:
@@ -273,6 +299,17 @@ def test_a_projection_is_held_to_the_same_step_as_measured() -> None:
     assert found.error == pytest.approx(-0.5)
     assert found.utilisation == pytest.approx(0.5)
     assert found.at_measured == pytest.approx(spent / 4.0)
+
+
+@pytest.mark.parametrize("extra_s", [0.3, 0.0, -0.5])
+def test_of_a_difference_that_may_be_none_no_error_is_told(extra_s: float) -> None:
+    one = OVERHEAD.project("tiny", machine_alone())
+    (found,) = OVERHEAD.held(one, [timed("mhc_eager", extra_s, spread=0.1)])
+    assert found.error is None
+    (section,) = (
+        one for one in load_module(MHC / "overhead_report.py").sections(one, [found.timed]) if "beside" in one.title
+    )
+    assert "unknown" in section.rows[0]
 
 
 def test_the_report_has_what_was_measured_beside_what_is_projected() -> None:
