@@ -80,7 +80,7 @@ def run_case(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="suites, stages, implementations, metrics or charts.")],
+    kind: Annotated[str, typer.Argument(help="suites, stages, implementations, metrics, charts or runs.")],
     kernels: Kernels = None,
     workspace: WorkspaceOption = None,
 ) -> None:
@@ -132,7 +132,9 @@ def keep(
 @app.command()
 def overhead(
     model: Annotated[str, typer.Option("--model", help="Preset of the decoder, such as 27b.")] = "27b",
-    machine: Annotated[str, typer.Option("--machine", help="h200, ..., here, or a TOML file's path.")] = "h200",
+    machine: Annotated[
+        str, typer.Option("--machine", help="h200, ..., here, or a TOML file's path (perflab/README.md).")
+    ] = "h200",
     mfu: Annotated[
         float | None, typer.Option("--mfu", help="Utilisation: the plain step's FLOPs, of the peak.")
     ] = None,

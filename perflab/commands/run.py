@@ -91,7 +91,10 @@ def _run(name: str, suite_: suites.Suite, choice: Choice, run: store.Run | None 
     device, available = common.choose_device(choice.device)
     plan = make_plan(suite_, catalogue, device, choice.only, available)
     if not any(plan.cases()):
-        raise PerflabError("nothing to measure: no implementation is left; see `perflab plan`")
+        raise PerflabError(
+            "nothing to measure: of what the suite names no implementation is left; see its `implementations`, and "
+            "`perflab plan`"
+        )
     if run is None:
         run = store.create(place.results, name)
     else:
