@@ -30,7 +30,7 @@ def overhead_projection(frame: pandas.DataFrame, about: dict[str, Any]) -> go.Fi
     figure = _subject.figure(420, _subject.assumed(projection, report), barmode="relative", bargap=0.45)
     naive, fused = [name for name in spent if name == "naive"], [name for name in spent if name != "naive"]
     for number, names in enumerate((fused, naive), 1):
-        for cause in overhead.CAUSES:
+        for cause in (one for one in overhead.CAUSES if any(spent[name][one] for name in spent)):
             values = [100 * spent[name][cause] / base for name in names]
             figure.add_bar(
                 orientation="h", y=[_row(name) for name in names], x=values, name=report.WORDS[cause],
