@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .model.presets import presets
+
 #: Streams that are counted.
 STREAMS = 4
 PASSES = ("forward", "backward")
@@ -101,7 +103,11 @@ class Counted:
         try:
             return _index()[f"mhc/{stage}", toolkit, pass_, self.C, self.dtype, L]
         except KeyError:
-            counted = ", ".join(f"C={C} {dtype}" for C, dtype in sorted({(row["C"], row["dtype"]) for row in rows()}))
+            widths = {preset.C: name for name, preset in reversed(presets().items())}
+            counted = ", ".join(
+                f"C={C} {dtype}" + (f" ({widths[C]})" if C in widths else "")
+                for C, dtype in sorted({(row["C"], row["dtype"]) for row in rows()})
+            )
             raise ValueError(
                 f"C={self.C} {self.dtype}: bytes of mhc/{stage} were not counted; add the width to "
                 f"suites/projection.toml (counted are {counted})"
