@@ -132,6 +132,7 @@ class Step(Strict):
     """What an optimiser step is made of, beside its latency.
 
     tokens, flops  of one step; FLOPs by the model's own count, which recomputation does not raise
+    threads        of the CPU that it ran with; None on a GPU, and of a pipeline's processes
     parts          where its time goes: shares by profile of steps between the timed ones, of the timed steps' median
     profiler_s     what profiling one event takes, which the shares do not contain: the group's median, on a CPU
     profile_error  how far a profiled step without that is from plain ones beside it, as a share of them
@@ -144,6 +145,7 @@ class Step(Strict):
 
     tokens: int
     flops: float
+    threads: int | None = None
     parts: list[Part] = []
     profiler_s: float | None = None
     profile_error: float | None = None

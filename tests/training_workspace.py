@@ -33,7 +33,7 @@ def step(state, tokens, shape, times, choices, slack):
     return {"loss": loss.detach().reshape(1), **dict(zip(leaves, found))}
 
 
-def update(before, gradients, choices):
+def update(before, gradients, choices, memory):
     return {name: before[name] - 0.1 * gradients[name] for name in gradients}
 '''
 

@@ -54,11 +54,16 @@ def timed_steps(records: Sequence[Record], preset: str) -> list[TimedStep]:
     ]  # fmt: skip
 
 
-def newest_here(results: Path, preset: str, implementations: Collection[str]) -> list[TimedStep]:
-    """Steps of the preset by the newest run on this machine that timed one of the implementations; else none."""
+def newest_here(results: Path, preset: str, implementations: Collection[str], dtype: str) -> list[TimedStep]:
+    """Steps of the preset by the newest run on this machine that timed one of the implementations so; else none.
+
+    On a machine with a GPU those are steps on the GPU.
+    """
     for run in reversed(store.runs(results)):
-        if machines.is_here(run.about()):
-            found = timed_steps(run.records(), preset)
+        about = run.about()
+        if machines.is_here(about):
+            device = "cuda" if about["machine"].get("gpus") else "cpu"
+            found = [one for one in timed_steps(run.records(), preset) if (one.dtype, one.device) == (dtype, device)]
             if any(one.implementation in implementations for one in found):
                 return found
     return []

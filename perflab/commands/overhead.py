@@ -50,7 +50,7 @@ def show(choice: Choice, results: Path | None, explicit: Path | None) -> None:
     try:
         projection = overhead.project(choice.model, machine, rest, choice.link)
         here = choice.machine == machines.HERE
-        timed = steps.newest_here(place.results, choice.model, overhead.as_steps()) if here else []
+        timed = steps.newest_here(place.results, choice.model, overhead.as_steps(), projection.dtype) if here else []
         _print(report, projection, timed, choice.format_)
     except ValueError as error:
         raise PerflabError(str(error)) from error

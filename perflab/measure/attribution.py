@@ -109,6 +109,10 @@ class Observed:
         return (self.profiled_s - cost * self.events) / self.plain_s - 1
 
 
+#: Of `observe`.
+CALLS = 3
+
+
 def observe(call: Callable[[], object], device: str) -> Observed:
     """One call profiled, between two plain ones. The first of a process takes longer: it is for nobody's use."""
     before = _seconds(call, device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import torch
 from perflab.contract import Shape, Stage, Tensor
 from perflab.measure import inputs as drawing
 from perflab.measure import passes
-from perflab.measure.comparison import GRADIENT, Reference, Sums
+from perflab.measure.comparison import GRADIENT, Reference, Sums, excess, told
 from perflab.measure.passes import Work
-from perflab.record import Accuracy, OutputError
+from perflab.record import Accuracy
 
 #: What an output may be.
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -214,14 +213,9 @@ def _check_kind(subject: Subject, name: str, tensor: torch.Tensor, shape: Shape)
 
 def _verdict(subject: Subject, shape: Shape, sums: Mapping[str, Sums]) -> Accuracy:
     errors = {name: one.result(subject.stage.tolerance(subject.dtype, name)) for name, one in sums.items()}
-    worst_name, worst = max(errors.items(), key=lambda item: _excess(item[1]))
-    # Not `> 1`: an error that is not a number must not pass.
-    if not _excess(worst) <= 1:
-        raise Wrong(
-            "wrong_value",
-            f"{worst_name}: relative l2 error {worst.relative_l2_error:.2g} (allowed {worst.tolerance_l2:.2g}), "
-            f"worst element {worst.elementwise_error:.2g} (allowed {worst.tolerance_elementwise:.2g})",
-        )
+    worst_name, worst = max(errors.items(), key=lambda item: excess(item[1]))
+    if excess(worst) > 1:
+        raise Wrong("wrong_value", told(worst_name, worst))
     return Accuracy(
         max_abs_error=worst.max_abs_error,
         relative_l2_error=worst.relative_l2_error,
@@ -231,9 +225,3 @@ def _verdict(subject: Subject, shape: Shape, sums: Mapping[str, Sums]) -> Accura
         draws=1,
         deterministic=None,
     )
-
-
-def _excess(error: OutputError) -> float:
-    """The error in units of its bound; infinite if it is not a number."""
-    excess = (error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
-    return math.inf if any(math.isnan(value) for value in excess) else max(excess)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -124,3 +125,17 @@ class Reference:
         """Where the tensor counts tokens: the first of the stage's dims."""
         parts = spec.shape.split()
         return parts.index(self.stage.dims[0]) if self.stage.dims[0] in parts else None
+
+
+def excess(error: OutputError) -> float:
+    """The error in units of its bound; infinite if it is not a number, which must not pass."""
+    found = (error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
+    return math.inf if any(math.isnan(value) for value in found) else max(found)
+
+
+def told(name: str, error: OutputError) -> str:
+    """Both of its errors with what is allowed."""
+    return (
+        f"{name}: relative l2 error {error.relative_l2_error:.2g} (allowed {error.tolerance_l2:.2g}), "
+        f"worst element {error.elementwise_error:.2g} (allowed {error.tolerance_elementwise:.2g})"
+    )

@@ -12,7 +12,7 @@ from perflab.analyse.stats import median
 from perflab.catalogue import load_module
 from perflab.contract import Unsupported
 from perflab.measure.check import Wrong
-from perflab.measure.comparison import Sums
+from perflab.measure.comparison import Sums, excess, told
 from perflab.measure.task import Task
 from perflab.record import Accuracy, Span, Step
 from perflab.training import PipelineStage
@@ -64,9 +64,8 @@ class PipelineSession:
                 raise Wrong("wrong_shape", f"losses: {len(found)} steps of {len(wanted)}")
             sums.add(_finite(found), torch.tensor(wanted, dtype=torch.float64))
         error = sums.result(tolerance)
-        if error.relative_l2_error > error.tolerance_l2 or error.elementwise_error > error.tolerance_elementwise:
-            text = f"losses: relative l2 error {error.relative_l2_error:.2e}, allowed {error.tolerance_l2:.2e}"
-            raise Wrong("wrong_output", text)
+        if excess(error) > 1:
+            raise Wrong("wrong_output", told("losses", error))
         return Accuracy(
             max_abs_error=error.max_abs_error, relative_l2_error=error.relative_l2_error, tolerance=error.tolerance_l2,
             outputs={"losses": error}, shape=self.task.check_shape, draws=len(seeds), deterministic=None,

@@ -13,7 +13,7 @@ import torch
 from perflab.catalogue import load_module
 from perflab.contract import Tolerance
 from perflab.measure.check import Wrong, unwritten_memory_is_nan
-from perflab.measure.comparison import BrokenReferenceError, Sums
+from perflab.measure.comparison import BrokenReferenceError, Sums, excess, told
 from perflab.measure.task import Task, execution
 from perflab.record import Accuracy, OutputError
 from perflab.training import TrainingStage
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from perflab.measure.training import Training
 
 Named = Mapping[str, torch.Tensor]
+
+#: Steps whose updates are checked from one start: one alone does not tell how moments are kept.
+UPDATES = 2
 
 
 @dataclass(frozen=True)
@@ -49,18 +52,9 @@ class StepCheck:
             same, found = self._check_start(seed)
             deterministic &= same
             for name, error in found.items():
-                errors[name] = max(errors.get(name, error), error, key=_excess)
-        kinds = {kind: [name for name in errors if name.startswith(kind)] for kind in ("loss", "grad_", "update_")}
-        worst = {
-            name: errors[name] for names in kinds.values() for name in [max(names, key=lambda n: _excess(errors[n]))]
-        }
-        most = max(worst.values(), key=_excess)
-        if _excess(most) > 1:
-            name = max(worst, key=lambda n: _excess(worst[n]))
-            raise Wrong(
-                "wrong_output",
-                f"{name}: relative l2 error {most.relative_l2_error:.2e}, allowed {most.tolerance_l2:.2e}",
-            )
+                errors[name] = max(errors.get(name, error), error, key=excess)
+        worst = _worst(errors)
+        most = max(worst.values(), key=excess)
         native = execution(self.task.toolkit, self.task.device) == "native"
         return Accuracy(
             max_abs_error=max(error.max_abs_error for error in worst.values()),
@@ -68,29 +62,53 @@ class StepCheck:
             shape=self.task.check_shape, draws=len(seeds), deterministic=deterministic if native else None,
         ).model_dump()  # fmt: skip
 
+    def check_later(self, seed: int, steps: int) -> None:
+        """Is a model still right after so many steps, each on a batch of its own? Fails: Wrong.
+
+        The updates of all steps together are held to the reference's, and the loss and gradients that come then.
+        """
+        training, reference = self._start(seed)
+        before, expected = self._train(training, reference, seed, steps)
+        state, tokens = training.state(), training.batch(seed + steps)
+        found = training.gradients(tokens)
+        wanted = self._wanted(reference, _double(state), tokens, training.choices())
+        _worst(self._compare_updates(before, state, expected) | self._compare_gradients(found, wanted))
+
+    def _start(self, seed: int) -> tuple[Training, Any]:
+        return self.make(self.task.check_shape, seed), load_module(self.task.stage_folder / "reference.py")
+
     def _check_start(self, seed: int) -> tuple[bool, dict[str, OutputError]]:
         """One start: whether two passes have the same bits, and every error."""
-        training, reference = (
-            self.make(self.task.check_shape, seed),
-            load_module(self.task.stage_folder / "reference.py"),
-        )
-        before, tokens = _double(training.state()), training.batch(seed)
+        training, reference = self._start(seed)
+        start, tokens = training.state(), training.batch(seed)
         # Memory that nobody has written is NaN, but in compiled code, which would be compiled anew.
         with contextlib.nullcontext() if self.task.toolkit == "compiled" else unwritten_memory_is_nan():
             found = training.gradients(tokens)
-        again = training.gradients(tokens) if execution(self.task.toolkit, self.task.device) == "native" else found
-        wanted = self._wanted(reference, before, tokens, training.choices())
-        errors = self._compare(
-            {_as_gradient(name): t for name, t in found.items()}, {_as_gradient(n): t for n, t in wanted.items()}
-        )
-        # An update by AdamW is nearly the gradient's sign: it is held to the gradients that the model itself has found.
-        training.step(tokens)
-        gradients = {name: one for name, one in _double(found).items() if name != "loss"}
-        after = reference.update(before, gradients, {name: one.cpu() for name, one in training.choices().items()})
-        state = training.state()
-        updates = {f"update_{name}": state[name].double().cpu() - before[name] for name in after}
-        errors |= self._compare(updates, {f"update_{name}": after[name] - before[name] for name in after})
+        native = execution(self.task.toolkit, self.task.device) == "native"
+        again = training.gradients(tokens) if native else found
+        wanted = self._wanted(reference, _double(start), tokens, training.choices())
+        errors = self._compare_gradients(found, wanted)
+        before, expected = self._train(training, reference, seed, UPDATES if native else 1, found)
+        errors |= self._compare_updates(before, training.state(), expected)
         return all(torch.equal(found[name], again[name]) for name in found), errors
+
+    def _train(
+        self, training: Training, reference: Any, seed: int, steps: int, found: Named | None = None
+    ) -> tuple[Named, Named]:
+        """The state before some steps, each on a batch of its own, and what it should be after them.
+
+        An update by AdamW is nearly the gradient's sign: it is held to the gradients that the model itself finds.
+
+        found  those of the first step, if they are known
+        """
+        before = training.state()
+        expected, memory = before, dict[str, Any]()
+        for index in range(steps):
+            tokens = training.batch(seed + index)
+            gradients = _weights_only(found or training.gradients(tokens))
+            training.step(tokens)
+            expected, found = reference.update(expected, gradients, training.choices(), memory), None
+        return before, expected
 
     def _wanted(self, reference: Any, before: Named, tokens: torch.Tensor, choices: Named) -> dict[str, torch.Tensor]:
         """What the reference gives. Fails: Wrong for a choice that it refuses."""
@@ -104,6 +122,18 @@ class StepCheck:
             )
         except ValueError as error:
             raise Wrong("wrong_value", str(error)) from error
+
+    def _compare_gradients(self, found: Named, wanted: Named) -> dict[str, OutputError]:
+        return self._compare(
+            {_as_gradient(name): one for name, one in found.items()},
+            {_as_gradient(name): one for name, one in wanted.items()},
+        )
+
+    def _compare_updates(self, before: Named, found: Named, wanted: Named) -> dict[str, OutputError]:
+        def changes(after: Named) -> dict[str, torch.Tensor]:
+            return {f"update_{name}": after[name].double().cpu() - before[name].double().cpu() for name in wanted}
+
+        return self._compare(changes(found), changes(wanted))
 
     def _compare(self, found: Named, wanted: Named) -> dict[str, OutputError]:
         """The error of every result. Fails: Wrong for one that is missing or not finite."""
@@ -141,10 +171,19 @@ def _as_gradient(name: str) -> str:
     return name if name == "loss" else f"grad_{name}"
 
 
+def _weights_only(found: Named) -> dict[str, torch.Tensor]:
+    return {name: gradient for name, gradient in found.items() if name != "loss"}
+
+
 def _double(tensors: Named) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().double().cpu() for name, tensor in tensors.items()}
 
 
-def _excess(error: OutputError) -> float:
-    """How much of what is allowed the error takes."""
-    return max(error.relative_l2_error / error.tolerance_l2, error.elementwise_error / error.tolerance_elementwise)
+def _worst(errors: Mapping[str, OutputError]) -> dict[str, OutputError]:
+    """The largest error of the loss, of the gradients and of the updates. Fails: Wrong if one is more than allowed."""
+    kinds = [[name for name in errors if name.startswith(kind)] for kind in ("loss", "grad_", "update_")]
+    worst = {name: errors[name] for name in (max(names, key=lambda n: excess(errors[n])) for names in kinds)}
+    name = max(worst, key=lambda n: excess(worst[n]))
+    if excess(worst[name]) > 1:
+        raise Wrong("wrong_output", told(name, worst[name]))
+    return worst

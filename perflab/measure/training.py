@@ -23,9 +23,10 @@ from perflab.training import TrainingStage
 
 #: Steps before anything is measured: the optimiser's state, lazy initialisation, the allocator's caches.
 WARM_UP_STEPS = 2
-#: Steps of a block, and blocks after which a model is made anew. On a CPU turns are short, so that what slows the
-#: machine for a while slows all; on a GPU, where models have no room side by side, each block has its own.
-TURN = {"cpu": (1, 12), "cuda": (5, 1)}
+#: Steps of a block, and blocks after which a model is made anew: two of them at least before an interval is looked at.
+#: On a CPU turns are short, so that what slows the machine for a while slows all; on a GPU, where models have no room
+#: side by side, each block has its own.
+TURN = {"cpu": (1, 4), "cuda": (5, 1)}
 
 
 class Training(Protocol):
@@ -70,6 +71,8 @@ class TrainingSession:
         self._profiles: list[attribution.Observed] = []
         self._unprofiled = ""
         self._kept: Training | None = None
+        #: How many steps each timed model has made.
+        self._ages: list[int] = []
         self._blocks = 0
         if task.device == "cpu":
             torch.set_num_threads(step_threads())
@@ -81,13 +84,22 @@ class TrainingSession:
 
         Fails: Wrong.
         """
-        return self._alone(lambda: StepCheck(self.task, self.stage, self._make, self.convention).check(seeds))
+        return self._alone(lambda: self._step_check().check(seeds))
 
     def check_again(self, seed: int) -> dict[str, Any]:
-        """After sampling: were all losses finite, and is a model made anew still right? Fails: Wrong."""
+        """After sampling: were all losses finite, and is a model right after the steps that a timed one makes?
+
+        Fails: Wrong.
+        """
         if not all(math.isfinite(loss) for loss in self._losses):
             raise Wrong("not_finite", "a loss of the timed steps is not finite")
-        return self.check([seed % 2**31])
+        self._kept = None
+
+        def later() -> dict[str, Any]:
+            self._step_check().check_later(seed % 2**31, max(self._ages))
+            return {}
+
+        return self._alone(later)
 
     def traffic(self) -> dict[str, Any]:
         """Bytes that one step moves, by dispatch: eager code only."""
@@ -123,6 +135,7 @@ class TrainingSession:
         """Seconds of `count` steps on batches of their own, of a model that is made anew after some blocks."""
         if self._kept is None:
             self._kept = self._warm()
+            self._ages.append(WARM_UP_STEPS)
         samples = self._block(self._kept, count)
         self._blocks += 1
         if self._blocks % TURN[self.task.device][1] == 0:
@@ -142,12 +155,13 @@ class TrainingSession:
             samples.append((time.perf_counter_ns() - start) * 1e-9)
             self._losses.append(loss.item())
         self._seconds += samples
+        self._ages[-1] += count
         return samples
 
     def profile(self) -> None:
         """Profile a step between samples, for `attribute`, which says why if it cannot be.
 
-        The model goes on from it: three more steps, on the first batch.
+        The model goes on from it, by a few more steps on the first batch.
         """
         try:
             self._observe(self._kept or self._warm())
@@ -161,16 +175,18 @@ class TrainingSession:
 
     def _observe(self, training: Training) -> None:
         tokens = training.batch(0)
-        if not self._profiles:
-            attribution.observe(lambda: training.step(tokens), self.task.device)
-        self._profiles.append(attribution.observe(lambda: training.step(tokens), self.task.device))
+        for _ in range(1 if self._profiles else 2):
+            seen = attribution.observe(lambda: training.step(tokens), self.task.device)
+            self._ages[-1] += attribution.CALLS
+        self._profiles.append(seen)
 
     def describe(self) -> dict[str, Any]:
-        """Tokens and FLOPs of a step."""
+        """Tokens, FLOPs and threads of a step."""
 
         def told() -> dict[str, Any]:
             training = self._make(self.task.shape, seed=0)
-            return Step(tokens=training.tokens, flops=training.flops).model_dump()
+            threads = torch.get_num_threads() if self.task.device == "cpu" else None
+            return Step(tokens=training.tokens, flops=training.flops, threads=threads).model_dump()
 
         return self._alone(told)
 
@@ -186,6 +202,9 @@ class TrainingSession:
         if not self._profiles:
             raise Unsupported(self._unprofiled or "there were too few rounds to profile a step in")
         return attribution.combine(self._profiles, median(self._seconds), profiler_s, self.task.device)
+
+    def _step_check(self) -> StepCheck:
+        return StepCheck(self.task, self.stage, self._make, self.convention)
 
     def _alone(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The work's result, after its models are gone: a GPU has room for one, and other cases wait for it."""

@@ -116,7 +116,21 @@ def test_runs_without_steps_have_no_such_chart(name: str) -> None:
 def test_the_share_explained_is_a_column(records: list[Record]) -> None:
     derived = derive.derive(records, ABOUT, derive.metrics(ROOT / "dashboards"))
     assert derived[0]["explained"] is None and derived[1]["explained"] == pytest.approx(3e-3 / (0.25 * 1.25e-2))
-    assert derived[1]["flops_utilisation"] == pytest.approx(1e8 / (1.25 * 1.25e-2) / 1e11)
+
+
+@pytest.mark.parametrize(
+    ("of_rate", "of_step", "told"), [(1, 1, True), (2, 1, False), (None, 1, False), (1, None, False)]
+)
+def test_utilisation_is_of_a_rate_with_as_many_threads(
+    records: list[Record], of_rate: int | None, of_step: int | None, told: bool
+) -> None:
+    about = ABOUT | {"compute": ABOUT["compute"] | {"threads": of_rate}}
+    stepped = [
+        one.model_copy(update={"step": one.step and one.step.model_copy(update={"threads": of_step})})
+        for one in records
+    ]
+    found = derive.derive(stepped, about, derive.metrics(ROOT / "dashboards"))[1]["flops_utilisation"]
+    assert found == (pytest.approx(1e8 / (1.25 * 1.25e-2) / 1e11) if told else None)
 
 
 def measured_machine() -> dict[str, Any]:
@@ -163,6 +177,9 @@ def test_the_newest_run_of_this_machine_that_timed_the_preset_is_taken(tmp_path:
         ("20260101-000000-step-aaaa", here, records),
         ("20260102-000000-step-bbbb", here, []),
         ("20260103-000000-step-cccc", measured_machine(), records),
+        # Of another dtype, or of a CPU where the machine has a GPU: neither hides an earlier run of what is projected.
+        ("20260103-120000-case-eeee", here, [one.model_copy(update={"dtype": "bf16"}) for one in records]),
+        ("20260103-130000-case-ffff", here, [one.model_copy(update={"device": "cuda"}) for one in records]),
         # Another's design beside its baseline: it hides no earlier run of what is projected.
         ("20260104-000000-case-dddd", here, [one for one in records if not one.implementation.endswith("mhc_eager")]),
     ):
@@ -173,8 +190,8 @@ def test_the_newest_run_of_this_machine_that_timed_the_preset_is_taken(tmp_path:
             run.append(record.model_copy(update={"run_id": name}))
     if machine.gpus():
         pytest.skip("runs of a machine with a GPU name it")
-    found = steps.newest_here(tmp_path, "tiny", ["mhc_eager", "mhc_triton"])
+    found = steps.newest_here(tmp_path, "tiny", ["mhc_eager", "mhc_triton"], "fp32")
     assert {one.run_id for one in found} == {"20260101-000000-step-aaaa"}
     assert [one.implementation for one in found] == ["mhc_eager", "hc"]
     assert {one.device for one in found} == {"cpu"}
-    assert steps.newest_here(tmp_path, "small", ["mhc_eager"]) == []
+    assert steps.newest_here(tmp_path, "small", ["mhc_eager"], "fp32") == []

@@ -47,25 +47,29 @@ def step(state, tokens, shape, residual, choices=None, slack=0.0):
     return {"loss": loss.detach().view(1), **dict(zip(weights, found, strict=True))}
 
 
-def update(before, gradients, choices, steps=1):
-    """Weights after AdamW's first steps, each with the same gradients: decay is apart from the moments.
+def update(state, gradients, choices, memory):
+    """Weights after AdamW's next step: decay is apart from the moments.
 
     Beside them the biases of experts, moved by a step that chose so: towards those that got less than the mean.
+
+    gradients  by weight
+    choices    of the step, by layer, as for `step`
+    memory     a dictionary that keeps the moments from step to step: empty before the first
     """
-    after = {name: before[name].double() for name in gradients if name != "loss"}
-    for name in after:
-        g, w = gradients[name].double(), after[name]
-        first, second = torch.zeros_like(g), torch.zeros_like(g)
-        for t in range(1, steps + 1):
-            first = BETA_1 * first + (1 - BETA_1) * g
-            second = BETA_2 * second + (1 - BETA_2) * g**2
-            toward = (first / (1 - BETA_1**t)) / ((second / (1 - BETA_2**t)).sqrt() + ADAM_EPS)
-            w = w - RATE * DECAY * w - RATE * toward
-        after[name] = w
+    t = memory["t"] = memory.get("t", 0) + 1
+    after = {}
+    for name, gradient in gradients.items():
+        g, w = gradient.double(), state[name].double()
+        first, second = memory.get(name, (torch.zeros_like(g), torch.zeros_like(g)))
+        first = BETA_1 * first + (1 - BETA_1) * g
+        second = BETA_2 * second + (1 - BETA_2) * g**2
+        memory[name] = first, second
+        toward = (first / (1 - BETA_1**t)) / ((second / (1 - BETA_2**t)).sqrt() + ADAM_EPS)
+        after[name] = w - RATE * DECAY * w - RATE * toward
     for layer_name, chosen in choices.items():
         name = f"{layer_name}.balance"
-        load = torch.bincount(chosen.flatten().cpu(), minlength=len(before[name])).double()
-        after[name] = before[name].double() + BALANCE_RATE * (load.mean() - load).sign()
+        load = torch.bincount(chosen.flatten(), minlength=len(state[name])).double()
+        after[name] = state[name].double() + BALANCE_RATE * (load.mean() - load).sign()
     return after
 
 

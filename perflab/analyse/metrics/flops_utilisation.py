@@ -8,6 +8,10 @@ UNIT, KIND, BETTER = "1", "sampled", "higher"
 
 
 def flops_utilisation(record: Record, context: Context) -> float | None:
-    """None for what is no training step, was not timed, or runs that measured no such rate in the record's dtype."""
+    """None for what is no training step, was not timed, or runs without a rate in the record's dtype and threads."""
     rate, ceiling = flops_per_second(record, context), context.matmul_rate(record.dtype)
-    return None if rate is None or ceiling is None else rate / ceiling
+    if rate is None or ceiling is None or record.step is None:
+        return None
+    threads = (context.about.get("compute") or {}).get("threads")
+    alike = record.device == "cuda" or (threads is not None and threads == record.step.threads)
+    return rate / ceiling if alike else None
