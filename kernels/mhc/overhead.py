@@ -76,8 +76,12 @@ class Assumptions:
         source="assumed: the paper's extended DualPipe at its best (section 4.3.3); page Pipeline simulates it",
     )  # fmt: skip
     hidden_write: float = stated(
-        "share of the feed-forward sites' write that overlap hides", default=1.0, low=0.0, high=1.0,
+        "share of the feed-forward sites' write that overlap hides, in forward", default=1.0, low=0.0, high=1.0,
         source="assumed: the paper's high-priority stream at its best (section 4.3.3)",
+    )  # fmt: skip
+    hidden_write_backward: float = stated(
+        "the same in backward", default=1.0, low=0.0, high=1.0,
+        source="assumed: as forward's; the paper names the kernel, not the pass",
     )  # fmt: skip
     hidden_rebuild: float = stated(
         "share of rebuilding that overlap hides", default=0.0, low=0.0, high=1.0,
@@ -154,7 +158,9 @@ class Projection:
         spent["residual"] = -self._moving(residual)
         if how.overlapped:
             # Of two sites of a layer one is a feed-forward's.
-            spent["write"] *= 1 - a.hidden_write * preset.layers / preset.sites
+            shares = {"forward": a.hidden_write, "backward": a.hidden_write_backward}
+            hidden = sum(self._moving(site["write"][pass_]) * share for pass_, share in shares.items())
+            spent["write"] -= hidden * preset.layers
             spent["rebuild"] *= 1 - a.hidden_rebuild
         spent["launches"] = launches * preset.B / a.micro_batch * a.launch
         spent["messages"] = self._messages() * (a.exposed_overlapped if how.overlapped else a.exposed)
@@ -256,6 +262,12 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
     if unknown := sorted(set(given) - set(stated_fields())):
         raise ValueError(f"unknown assumption {unknown[0]!r}: there are {', '.join(stated_fields())}")
     preset, lane = presets()[model], getattr(machine, link)
+    if (
+        lane is None
+        and "link" not in given
+        and (others := [one for one in ("network", "nvlink") if getattr(machine, one)])
+    ):
+        raise ValueError(f"link: machine {machine.name} has no {link}, but {others[0]}; choose that, or give link")
     told = {"peak": machine.peak, "bandwidth": machine.bandwidth, "launch": machine.launch}
     values: dict[str, Any] = {name: one.value for name, one in told.items()} | {"link": lane.value if lane else None}
     sources = {name: f"{machine.name}: {one.source}" for name, one in told.items()}

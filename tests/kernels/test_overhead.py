@@ -124,8 +124,24 @@ def test_messages_are_three_more_streams_both_ways_over_every_boundary() -> None
 
 
 def test_overlap_hides_the_write_of_every_second_site() -> None:
-    one = projection(hidden_write=0.5)
-    assert one.seconds(OVERHEAD.PAPERS)["write"] == pytest.approx(0.75 * one.seconds("fused")["write"])
+    write = OVERHEAD.Counted(2560, "bf16").site("triton")["write"]
+    of_forward = write["forward"].bytes / (write["forward"].bytes + write["backward"].bytes)
+    for forward, backward in ((0.5, 0.5), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        one = projection(hidden_write=forward, hidden_write_backward=backward)
+        shown = 1 - (forward * of_forward + backward * (1 - of_forward)) / 2
+        assert one.seconds(OVERHEAD.PAPERS)["write"] == pytest.approx(shown * one.seconds("fused")["write"])
+
+
+def test_a_machine_that_lacks_the_chosen_link_but_has_another_is_no_machine_alone() -> None:
+    h200 = machines.load("h200", ROOT / "results")
+    for lacks, has in (("network", "nvlink"), ("nvlink", "network")):
+        half = h200.model_copy(update={lacks: None})
+        with pytest.raises(ValueError, match=f"h200 has no {lacks}, but {has}"):
+            OVERHEAD.project("27b", half, {}, lacks)
+        assert OVERHEAD.project("27b", half, {}, has).assumptions.pipeline > 1
+        assert OVERHEAD.project("27b", half, {"link": 1e9, "pipeline": 2}, lacks).assumptions.link == 1e9
+    alone = h200.model_copy(update={"network": None, "nvlink": None})
+    assert OVERHEAD.project("27b", alone, {}).assumptions.pipeline == 1
 
 
 def test_products_are_added_as_far_as_they_outlast_the_bytes() -> None:
@@ -176,7 +192,7 @@ def test_mhc_s_own_products_are_few() -> None:
 GROWS = {
     "peak": (1, 1), "bandwidth": (-1, -1), "link": (-1, 0), "launch": (1, 1), "utilisation": (1, 1), "achieved": (-1, -1),
     "cached": (-1, -1), "micro_batch": (-1, -1), "micro_batches": (-1, -1), "exposed": (1, 0),
-    "exposed_overlapped": (0, 1), "hidden_write": (0, -1), "hidden_rebuild": (0, -1), "claim": (0, 0),
+    "exposed_overlapped": (0, 1), "hidden_write": (0, -1), "hidden_write_backward": (0, -1), "hidden_rebuild": (0, -1), "claim": (0, 0),
     # The last site of a block needs no output of F: fewer blocks read more.
     "pipeline": (1, 1), "block": (1, 1),
 }  # fmt: skip
@@ -185,7 +201,7 @@ RAISED = {"micro_batch": 2, "micro_batches": 64, "pipeline": 10, "block": 10, "e
 
 @pytest.mark.parametrize("name", OVERHEAD.stated_fields())
 def test_every_assumption_moves_the_overhead_the_way_it_should(name: str) -> None:
-    given = {"exposed": 0.5, "hidden_write": 0.5, "hidden_rebuild": 0.5, "block": 5}
+    given = {"exposed": 0.5, "hidden_write": 0.5, "hidden_write_backward": 0.5, "hidden_rebuild": 0.5, "block": 5}
     one = projection(**given)
     raised = one.with_(**{name: RAISED.get(name, 1.2 * getattr(one.assumptions, name))})
     changes = [raised.overhead(v) - one.overhead(v) for v in ("fused + recompute", OVERHEAD.PAPERS)]
