@@ -98,7 +98,7 @@ def _here(results: Path, given: set[str]) -> dict[str, Any]:
     from perflab import store
 
     mine = [about for about in (run.about() for run in reversed(store.runs(results))) if is_here(about)]
-    mine.sort(key=lambda one: (not one.get("compute"), _others(one) > BUSY_SHARE))
+    mine.sort(key=lambda one: (not one.get("compute"), _others(one) is None, (_others(one) or 0.0) > BUSY_SHARE))
     about = mine[0] if mine else None
     if about is None:
         raise PerflabError(f"no run in {results} measured this machine's memory: `perflab run suite` does")
@@ -124,8 +124,11 @@ def _told(about: dict[str, Any], name: str) -> dict[str, Any]:
     dtype = "bf16" if device == "cuda" else "fp32"
     threads = compute.get("threads") if compute else None
     how = f" with {threads} thread{'s' if threads > 1 else ''}" if threads else ""
-    if _others(about) > BUSY_SHARE:
-        how += f" while other programs used {_others(about):.0%} of the processors"
+    others = _others(about)
+    if others is None:
+        how += ", not looked whether other programs ran"
+    elif others > BUSY_SHARE:
+        how += f" while other programs used {others:.0%} of the processors"
     measured = {"peak": compute["matmul"][dtype], "launch": compute["launch_s"]} if compute else {}
     hardware = about["machine"]
     memory = hardware["gpus"][0]["memory_bytes"] if device == "cuda" else hardware["memory_bytes"]
@@ -144,9 +147,9 @@ def _bandwidth(about: dict[str, Any]) -> float:
     return max((one["bandwidth"] for one in about.get("ceiling") or [] if one["outside_cache"]), default=0.0)
 
 
-def _others(about: dict[str, Any]) -> float:
-    """The share of the processors that other programs used meanwhile; 0 for runs that did not look."""
-    return float(about.get("bystanders") or 0.0)
+def _others(about: dict[str, Any]) -> float | None:
+    """The share of the processors that other programs used meanwhile; None for runs that did not look."""
+    return about.get("bystanders")
 
 
 def is_here(about: dict[str, Any]) -> bool:

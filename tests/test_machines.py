@@ -74,7 +74,7 @@ def write(results: Path, name: str, **fields: Any) -> None:
         "run_id": name, "device": "cpu", "machine": machine.fingerprint(ROOT)["machine"] | {"gpus": []},
         "ceiling": [{"kernel": "copy", "working_set_bytes": 10**9, "outside_cache": True, "bandwidth": 2e10},
                     {"kernel": "copy", "working_set_bytes": 10**6, "outside_cache": False, "bandwidth": 9e10}],
-        "compute": {"matmul": {"fp32": 5e10}, "launch_s": 2e-6},
+        "compute": {"matmul": {"fp32": 5e10}, "launch_s": 2e-6}, "bystanders": 0.0,
     } | fields  # fmt: skip
     (results / name).mkdir(parents=True)
     (results / name / "run.json").write_text(json.dumps(about))
@@ -113,10 +113,14 @@ def test_here_takes_the_bandwidth_that_steps_have_with_the_product_rate_that_the
 def test_here_is_rather_an_older_run_that_nobody_disturbed(tmp_path: Path) -> None:
     write(tmp_path, "20260101-quiet", bystanders=0.02)
     write(tmp_path, "20260102-busy", bystanders=0.77)
+    write(tmp_path, "20260103-unknown", bystanders=None)
     assert machines.load("here", tmp_path).peak.source == "measured, run 20260101-quiet"
     write(tmp_path / "only", "20260102-busy", bystanders=0.77)
     told = machines.load("here", tmp_path / "only").peak.source
     assert told == "measured while other programs used 77% of the processors, run 20260102-busy"
+    write(tmp_path / "alone", "20260103-unknown", bystanders=None)
+    told = machines.load("here", tmp_path / "alone").peak.source
+    assert told == "measured, not looked whether other programs ran, run 20260103-unknown"
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -40,7 +40,8 @@ def measure(device: str, cache_bytes: int | None) -> list[dict[str, Any]]:
                 {
                     "kernel": kernel,
                     "working_set_bytes": working_set,
-                    "outside_cache": working_set >= CACHE_MULTIPLES[-1] * cache,
+                    # Where the cache is so large that its multiples are too much, the most is what tells memory best.
+                    "outside_cache": working_set >= min(CACHE_MULTIPLES[-1] * cache, MAX_BYTES),
                     "bandwidth": _bandwidth(kernel, arrays, working_set, device),
                 }
             )

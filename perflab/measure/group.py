@@ -178,7 +178,13 @@ class GroupRun:
 
     def _attribute_all(self, drafts: Sequence[Draft]) -> None:
         """Where each step's time goes. What profiling an event takes is the machine's, so all profiles tell it."""
-        costs = [cost for draft in drafts if draft.worker for cost in draft.worker.ask("profiler_costs")]
+        costs: list[float] = []
+        for draft in drafts:
+            if draft.worker is not None:
+                try:
+                    costs += draft.worker.ask("profiler_costs")
+                except WorkerFailure as failure:
+                    draft.fail(failure)
         for draft in drafts:
             if draft.worker is None:
                 continue
@@ -250,7 +256,7 @@ class GroupRun:
         if draft.status != "passed":
             self._emit(draft)
             return
-        # Steps of one block share a model and its place in memory: the blocks are what varies independently.
+        # Steps of one block share their round: the blocks, not the steps, are what varies.
         independent = blocks(outcome) if self._is_step else outcome.samples_s
         width, wanted = relative_half_width(independent), self.suite.timing.half_width
         if width > wanted:

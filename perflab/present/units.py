@@ -7,12 +7,12 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def seconds(value: float | None) -> str:
-    """`1.23 ms`; empty for None."""
+    """`1.23 ms`, `-1.23 ms`; empty for None."""
     if value is None:
         return ""
     if value == 0:
         return "0 s"
-    scale, unit = next((pair for pair in _TIMES if value >= pair[0]), _TIMES[-1])
+    scale, unit = next((pair for pair in _TIMES if abs(value) >= pair[0]), _TIMES[-1])
     return f"{value / scale:.3g} {unit}"
 
 
