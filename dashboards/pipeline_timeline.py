@@ -97,7 +97,10 @@ def noted(frame: pandas.DataFrame) -> Iterator[Panel]:
         name = f"{case.implementation} {case.shape}"
         if step.measured:
             yield [f"measured: {panels.clip(name, _WIDTH - 10)}"], [tuple(span) for span in step.measured]
-        words = f"{units.seconds(step.predicted_s)}, from what ranks took one at a time, and one message"
+        words = (
+            f"{units.seconds(step.predicted_s)}, the median over runs, from what ranks took one at a time, and one "
+            "message; drawn is the last run's"
+        )
         yield [f"simulated: {panels.clip(name, _WIDTH - 11)}", words], [tuple(span) for span in step.predicted]
 
 
@@ -150,8 +153,9 @@ def durations(n: int) -> list[Durations]:
     kernel = 4 * preset.heads * (2 * preset.head_dim + preset.rope) * preset.S**2 / 2 / rate
     shape = {"T": preset.S, "n": n, "C": preset.C}
     if not n:
-        forward, backward = (sites * _moved("residual", shape, pass_) for pass_ in ("forward", "backward"))
-        return [Durations(part + forward, part + backward, part, kernel=kernel)] * (2 * RANKS)
+        # Backward adds two gradients where forward adds two streams.
+        moved = sites * _moved("residual", shape, "forward")
+        return [Durations(part + moved, part + moved, part, kernel=kernel)] * (2 * RANKS)
     write = sites * _moved("post_res", shape, "forward")
     forward = part + write + sites * _moved("read", shape, "forward")
     backward = part + sites * (_moved("read", shape, "backward") + _moved("post_res", shape, "backward"))
@@ -173,10 +177,12 @@ def notes() -> list[str]:
         "together",
         f"quoted: {machine.about}, {machine.peak.value / 1e12:.0f} TFLOP/s, {machine.bandwidth.value / 1e12:.2f} TB/s, "
         f"network {link().bandwidth / 1e9:.0f} GB/s; `perflab overhead --machine {MACHINE}` names the sources",
-        f"assumed: {_assumed('utilisation'):.0%} of peak, {_assumed('achieved'):.0%} of the memory's bandwidth, "
+        f"assumed: {_assumed('utilisation'):.0%} of peak while a rank computes (`perflab overhead` assumes it of whole "
+        f"steps, idle time included), {_assumed('achieved'):.0%} of the memory's bandwidth, "
         f"{units.seconds(LATENCY)} before a message's first byte, a backward keeps {BESIDE:.0%} of its speed beside a "
         "write; experts' exchange, embedding and optimiser are left out",
-        "counted: bytes are the fewest of the contracts of mhc/residual, read, post_res and recompute, in bf16",
+        "bytes: by the contracts of mhc/residual, read, post_res and recompute, the fewest possible, in bf16; no "
+        "kernel was counted for this page",
         "measures: stream, the feed-forward sites' write on a stream of its own, beside the backward that overlaps; "
         "preemption, that write does not wait for the backward's longest kernel; early rebuilding, blocks are rebuilt "
         "while the cotangent is still awaited",

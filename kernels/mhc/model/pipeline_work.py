@@ -159,7 +159,7 @@ def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> 
             stage.backward_one_chunk(at, loss=loss, full_backward=kind == BACKWARD)
         _synchronize(share.device)
         clock.prolong()
-    stages, spent = _means(clock.spans), time.thread_time() - begun
+    means, spent = _means(clock.spans), time.thread_time() - begun
     with share.kept():
         begun = time.thread_time()
         with clock.span("update"):
@@ -168,7 +168,7 @@ def rehearse(job: Job, share: Share, stages: list[TimedStage], clock: Clock) -> 
         spent += time.thread_time() - begun
     share.begin()
     _, begin, end = clock.spans[-1]
-    return {"stages": stages, "update": end - begin, "processor_s": spent}
+    return {"stages": means, "update": end - begin, "processor_s": spent}
 
 
 def _means(spans: list[Any]) -> dict[int, dict[str, float]]:
@@ -183,12 +183,11 @@ def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]
     """Between the group's first two ranks, by messages to and fro of 4 B and of the job's size, sent as torch does."""
     if group.size() == 1:
         return {"bandwidth": float("inf"), "latency": 0.0, "message": 0.0}
-    quickest, spent = [], []
+    usual, spent = [], []
     for size in (4, job.message_bytes):
-        message, times = torch.zeros(size, dtype=torch.uint8, device=device), []
-        begun = time.process_time()
+        message, times, work = torch.zeros(size, dtype=torch.uint8, device=device), [], []
         for _ in range(ROUNDS):
-            begin = time.perf_counter()
+            begin, begun = time.perf_counter(), time.process_time()
             if group.rank() < 2:
                 for kind in (dist.isend, dist.irecv) if group.rank() == 0 else (dist.irecv, dist.isend):
                     one = dist.P2POp(kind, message, group=group, group_peer=1 - group.rank())
@@ -196,9 +195,10 @@ def measure_link(job: Job, group: Any, device: torch.device) -> dict[str, float]
                         request.wait()
             _synchronize(device)
             times.append((time.perf_counter() - begin) / 2)
-        quickest.append(min(times))
-        spent.append((time.process_time() - begun) / (2 * ROUNDS) if device.type == "cpu" else 0.0)
-    return link_of(quickest, spent, job.message_bytes)
+            work.append((time.process_time() - begun) / 2 if device.type == "cpu" else 0.0)
+        usual.append(statistics.median(times))
+        spent.append(statistics.median(work))
+    return link_of(usual, spent, job.message_bytes)
 
 
 def link_of(seconds: list[float], spent: list[float], message_bytes: int) -> dict[str, float]:
@@ -225,7 +225,7 @@ def work(job: Job, folder: Path) -> None:
     mesh = dist.init_device_mesh(device.type, (job.replicas, job.p), mesh_dim_names=("replicas", "stages"))
     group, replicas = mesh["stages"].get_group(), mesh["replicas"].get_group()
     share = Share(job, group.rank())
-    with (folder / f"rank{rank}.jsonl").open("a", encoding="utf-8") as out:
+    with (folder / f"rank{rank}.jsonl").open("x", encoding="utf-8") as out:
 
         def tell(**found: Any) -> None:
             out.write(json.dumps(found) + "\n")

@@ -8,6 +8,7 @@ from perflab.record import Span
 
 from ..model.memory import sizes
 from ..model.pipeline import run as run_pipeline
+from ..model.pipeline_stages import Job
 
 
 def run(design, schedule, shape, dtype, device, seed, steps):
@@ -15,12 +16,13 @@ def run(design, schedule, shape, dtype, device, seed, steps):
 
     Fails: Unsupported for a depth or micro-batches that do not divide the model or its batch.
     """
+    given = (shape, design, schedule, shape["p"], shape["m"], steps)
+    options = {"dtype": dtype, "device": device, "seed": seed}
     try:
-        result = run_pipeline(
-            shape, design, schedule, shape["p"], shape["m"], steps, dtype=dtype, device=device, seed=seed
-        )
+        Job(*given, **options)
     except ValueError as error:
         raise Unsupported(str(error)) from error
+    result = run_pipeline(*given, **options)
     preset, _ = sizes(shape)
     return PipelineRun(
         step_s=result.step_s,
