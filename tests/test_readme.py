@@ -19,7 +19,8 @@ RUNS = {name: run for run, name in re.findall(r"results/(\d{8}-\d{6}-(\w+)-[0-9a
     [
         ("quick", "## What it prints", "How to read the columns"),
         ("backward", "## Training", "`saved` is what"),
-        ("step", "## The whole step", "The page `Overhead`"),
+        ("step", "## The whole step", "`rel. error` is that"),
+        ("pipeline", "simulator that plays them", "Four processes share"),
     ],
 )
 def test_every_table_row_is_printed_by_the_committed_run(perflab, name, start, end):
@@ -41,6 +42,12 @@ def test_every_row_of_the_projection_is_what_its_command_prints(perflab):
     rows = [line for line in section.splitlines() if line.startswith("|")]
     assert len(rows) == 6
     assert set(rows) <= printed
+    beliefs = README.split("These assumptions decide")[1].split("The faster the rest")[0]
+    decisive = re.findall(r"^\| [^|]*[a-z][^|]* \| ([\d.]+) \| ([^|]+) \|$", beliefs, re.MULTILINE)
+    told = [cells for line in printed if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) == 4]
+    assert len(decisive) == 4
+    for now, needed in decisive:
+        assert any(cells[1:3] == [now, needed] for cells in told), needed
 
 
 def records(perflab, name, implementation):
