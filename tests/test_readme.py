@@ -20,7 +20,7 @@ RUNS = {name: run for run, name in re.findall(r"results/(\d{8}-\d{6}-(\w+)-[0-9a
         ("quick", "## What it prints", "How to read the columns"),
         ("backward", "## Training", "`saved` is what"),
         ("step", "## The whole step", "`rel. error` is that"),
-        ("pipeline", "simulator that plays them", "Four processes share"),
+        ("pipeline", "simulator that plays them", "The simulator, which sees"),
     ],
 )
 def test_every_table_row_is_printed_by_the_committed_run(perflab, name, start, end):
