@@ -6,6 +6,7 @@ import pytest
 import training_workspace
 
 from perflab.measure import sampling
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -143,6 +144,38 @@ def test_a_step_that_changes_after_its_check_has_no_time(perflab, steps, late, i
     assert result.returncode == 1 and deep["status"] == "wrong" and deep["latency"] is None
     assert deep["reason"]["text"].startswith("after sampling: "), deep["reason"]
     assert found["plain"]["status"] == "passed"
+
+
+MONOTONOUS = '''"""The plain residual on batches of which every second is one byte again and again."""
+
+import torch
+
+import perflab
+
+training = perflab.load("mhc/model/training")
+REQUIRES = ("torch",)
+CONVENTION = {"residual": "residual"}
+
+
+class Monotonous(training.Training):
+    def batch(self, index):
+        tokens = super().batch(index)
+        return torch.full_like(tokens, 32) if index % 2 else tokens
+
+
+def step(shape, dtype, device, seed):
+    return Monotonous(shape, training.Design("residual"), dtype, device, seed)
+'''
+
+
+def test_a_batch_at_which_gradients_vanish_refuses_nobody(perflab, tmp_path):
+    """Attention over one token again and again has gradients of 0, and of rounding."""
+    (tmp_path / "monotonous.py").write_text(MONOTONOUS)
+    result = perflab(
+        "run", "case", "mhc/step/monotonous", "--kernels", str(tmp_path / "monotonous.py"), "-p", "layers=2", "-p", "S=32",
+        "-p", "B=1", "--dtype", "fp32", "--workspace", str(ROOT), "--results", str(tmp_path / "r"), cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_step_is_planned_without_torch_and_an_unknown_preset_is_told(perflab, steps):
