@@ -138,3 +138,12 @@ def test_here_says_what_was_not_measured_and_takes_it_from_the_user(tmp_path: Pa
         machines.load("here", tmp_path, {"peak": 1e11})
     here = machines.load("here", tmp_path, {"peak": 1e11, "launch": 1e-6})
     assert (here.peak.value, here.peak.source) == (1e11, "given")
+
+
+def test_a_cache_too_large_to_measure_memory_beside_it_leaves_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perflab.measure import ceiling
+
+    monkeypatch.setattr(ceiling, "MAX_BYTES", 2**22)
+    found = ceiling.compute("cpu", 2**22)
+    assert found["bandwidth"] is None and found["matmul"]["fp32"] > 0
+    assert ceiling.compute("cpu", 2**20)["bandwidth"] > 0

@@ -2,9 +2,13 @@
 
 import json
 import re
+import statistics
 
 import pytest
 
+from perflab import machines, store
+from perflab.analyse import steps
+from perflab.catalogue import load_module
 from perflab.present import units
 from tests.conftest import ROOT
 
@@ -48,6 +52,45 @@ def test_every_row_of_the_projection_is_what_its_command_prints(perflab):
     assert len(decisive) == 4
     for now, needed in decisive:
         assert any(cells[1:3] == [now, needed] for cells in told), needed
+
+
+def test_the_overheads_of_other_machines_and_assumptions_are_what_the_command_prints(perflab):
+    text = " ".join(README.split())
+    (h100, b200) = re.search(r"H100 and H800 give ([\d.]+%), B200 ([\d.]+%)", text).groups()
+    (forward_alone,) = re.search(r"worth another point: ([\d.]+%) if it is not", text).groups()
+    for machine, options, told in (
+        ("h100", (), h100), ("h800", (), h100), ("b200", (), b200),
+        ("h200", ("--assume", "hidden_write_backward=0"), forward_alone),
+    ):  # fmt: skip
+        given = ("--model", "27b", "--machine", machine, "--mfu", "0.4", "--format", "markdown", *options)
+        lines = perflab("overhead", *given, cwd=ROOT).stdout.splitlines()
+        (row,) = [line for line in lines if line.startswith("| fused + recompute + overlap |")]
+        assert row.endswith(f"| {told} |")
+
+
+def test_the_projection_falls_short_of_the_committed_steps_by_about_half():
+    assert "falls short of mHC's extra seconds by about half" in " ".join(README.split())
+    run = store.find(ROOT / "results", RUNS["step"])
+    overhead = load_module(ROOT / "kernels" / "mhc" / "overhead.py")
+    projection = overhead.project("tiny", machines.of_run(run.about()), {})
+    errors = [one.error for one in overhead.held(projection, steps.timed_steps(run.records(), "tiny"))]
+    assert errors and all(-0.6 < error < -0.4 for error in errors)
+
+
+def test_how_far_the_simulator_is_off_is_what_the_committed_run_shows(perflab):
+    found = json.loads(perflab("show", RUNS["pipeline"], "--format", "json", cwd=ROOT).stdout)
+    off = {
+        (r["implementation"].split("/")[-1], r["shape"]["p"]): abs(
+            r["step"]["predicted_s"] / statistics.median(r["latency"]["samples_s"]) - 1
+        )
+        for r in found
+    }
+    text = " ".join(README.split())
+    two, four = re.search(r"within (\d+)% with a process for each processor, within (\d+)% for mHC", text).groups()
+    (plain,) = re.search(r"and (\d+)% too quick for the plain step", text).groups()
+    assert max(share for (_, p), share in off.items() if p == 2) < int(two) / 100
+    assert max(share for (name, p), share in off.items() if p == 4 and name.startswith("mhc")) < int(four) / 100
+    assert round(100 * off["residual_1f1b", 4]) == int(plain)
 
 
 def records(perflab, name, implementation):

@@ -262,12 +262,9 @@ def project(model: str, machine: Any, given: Mapping[str, float] | None = None, 
     if unknown := sorted(set(given) - set(stated_fields())):
         raise ValueError(f"unknown assumption {unknown[0]!r}: there are {', '.join(stated_fields())}")
     preset, lane = presets()[model], getattr(machine, link)
-    if (
-        lane is None
-        and "link" not in given
-        and (others := [one for one in ("network", "nvlink") if getattr(machine, one)])
-    ):
-        raise ValueError(f"link: machine {machine.name} has no {link}, but {others[0]}; choose that, or give link")
+    other = {"network": "nvlink", "nvlink": "network"}[link]
+    if lane is None and "link" not in given and getattr(machine, other):
+        raise ValueError(f"link: machine {machine.name} has no {link}, but {other}; choose that, or give link")
     told = {"peak": machine.peak, "bandwidth": machine.bandwidth, "launch": machine.launch}
     values: dict[str, Any] = {name: one.value for name, one in told.items()} | {"link": lane.value if lane else None}
     sources = {name: f"{machine.name}: {one.source}" for name, one in told.items()}

@@ -109,7 +109,7 @@ class Observed:
         return (self.profiled_s - cost * self.events) / self.plain_s - 1
 
 
-#: Of `observe`.
+#: How often `observe` calls.
 CALLS = 3
 
 

@@ -40,8 +40,7 @@ def measure(device: str, cache_bytes: int | None) -> list[dict[str, Any]]:
                 {
                     "kernel": kernel,
                     "working_set_bytes": working_set,
-                    # Where the cache is so large that its multiples are too much, the most is what tells memory best.
-                    "outside_cache": working_set >= min(CACHE_MULTIPLES[-1] * cache, MAX_BYTES),
+                    "outside_cache": working_set >= CACHE_MULTIPLES[-1] * cache,
                     "bandwidth": _bandwidth(kernel, arrays, working_set, device),
                 }
             )
@@ -52,14 +51,14 @@ def compute(device: str, cache_bytes: int | None) -> dict[str, Any]:
     """What bounds a training step, with as many threads as it has: `threads`, None on a GPU.
 
     gives  matmul: FLOP/s by dtype, of square matrices of MATMUL_SIZE; launch_s: seconds of an operation on one element;
-           bandwidth: B/s, the larger of copy and triad outside the cache
+           bandwidth: B/s, the larger of copy and triad outside the cache; None where the cache is too large for that
     """
     threads = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(step_threads())
     try:
         moved = [one["bandwidth"] for one in measure(device, cache_bytes) if one["outside_cache"]]
-        told = {"threads": torch.get_num_threads() if device == "cpu" else None, "bandwidth": max(moved)}
+        told = {"threads": torch.get_num_threads() if device == "cpu" else None, "bandwidth": max(moved, default=None)}
         return told | _products(device)
     finally:
         torch.set_num_threads(threads)

@@ -151,6 +151,11 @@ def test_replicas_under_torchrun_learn_from_all_their_batches(tmp_path):
     agrees(states(tmp_path, (0, 1)), expected)
     first, second = (next(states(tmp_path, ranks)) for ranks in ((0, 1), (2, 3)))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    before = (tmp_path / "rank0.jsonl").read_text()
+    again = subprocess.run([*command, str(MODEL / "pipeline_rank.py"), str(tmp_path / "job.json"), str(tmp_path)],
+                           capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    assert again.returncode != 0 and "rank0.jsonl" in again.stderr, "another run's folder is refused"
+    assert (tmp_path / "rank0.jsonl").read_text() == before
 
 
 def ranks_of(folder) -> list[psutil.Process]:
